@@ -1,0 +1,50 @@
+/*
+ * The loss-scale state machine: one per job, pure. (state, finite?) → state. Profiles reproduce the rules of four programs
+ * exactly, so that a migrated run keeps its trajectory; the rules stand in loss_scale.c beside each profile.
+ */
+#ifndef GACC_LOSS_SCALE_H
+#define GACC_LOSS_SCALE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum loss_scale_profile {
+    LOSS_SCALE_TORCH,
+    LOSS_SCALE_APEX,
+    LOSS_SCALE_MEGATRON,
+    LOSS_SCALE_DEEPSPEED,
+    LOSS_SCALE_DEEPSPEED_FUSED,
+};
+
+struct loss_scale_rules {
+    enum loss_scale_profile profile;
+    bool is_static; /* the scale never moves */
+    float initial;
+    double growth, backoff;
+    uint32_t interval;   /* finite steps before a growth */
+    uint32_t hysteresis; /* megatron, deepspeed; else 1 */
+    bool consecutive_hysteresis;
+    float minimum, maximum; /* 0: none */
+    bool stop_at_minimum;   /* false: clamp */
+    uint32_t stop_after;    /* skips in a row at a scale that can fall no further, then stop; 0: never */
+};
+
+struct loss_scale {
+    float scale; /* S of the next window; fp32, products are formed in double */
+    uint32_t growth_tracker;
+    uint32_t hysteresis_tracker;
+    uint32_t skips_at_minimum; /* in a row */
+    uint64_t steps;            /* finite or not, and the index of the last overflow: deepspeed counts from it */
+    int64_t last_overflow;
+    bool stop; /* the job ends with 76 */
+};
+
+/* The profile's defaults for every field. */
+void loss_scale_rules_default(struct loss_scale_rules *rules, enum loss_scale_profile profile);
+/* NULL when the rules can be used, else what is wrong with them (a static text that names the key). */
+const char *loss_scale_rules_check(const struct loss_scale_rules *rules);
+void loss_scale_init(struct loss_scale *state, const struct loss_scale_rules *rules);
+/* After a step with a verdict APPLY (finite) or SKIP (not finite). EMPTY steps do not come here. */
+void loss_scale_update(struct loss_scale *state, const struct loss_scale_rules *rules, bool finite);
+
+#endif

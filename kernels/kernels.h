@@ -1,0 +1,175 @@
+/*
+ * The arithmetic of training behind one header. A backend (cpu, reference; cuda in a module of its own) fills a
+ * `struct kernels` for one compute type; everything above is written against this file alone.
+ *
+ * Two element types appear in the signatures:
+ *   compute  what parameters, activations and activation gradients are stored in: the job's precision.compute
+ *   wide     gradients, moments, master parameters, statistics, loss seeds: fp32, or fp64 when compute is fp64
+ * Products take compute operands and accumulate in wide; statistics, softmax and losses are worked out in wide;
+ * every result of type compute is rounded once, when it is stored (so fp16 overflows to infinity beyond 65504).
+ *
+ * Shapes are row-major. Buffers are the caller's and do not overlap unless a parameter says so. Kernels keep no state
+ * but scratch memory; same inputs, shapes and thread count give the same bits. No kernel fails: sizes are checked by
+ * the caller, memory is taken in kernels_open. A target or row of weight 0 is skipped, never multiplied.
+ */
+#ifndef GACC_KERNELS_H
+#define GACC_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_FP64 };
+
+typedef void compute; /* an array of the compute type */
+typedef void wide;    /* an array of the wide type */
+
+size_t dtype_size(enum dtype type);
+const char *dtype_name(enum dtype type);
+static inline enum dtype dtype_wide(enum dtype compute_type)
+{
+    return compute_type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
+}
+
+/* How a weight matrix is stored: GPT-2's Conv1D keeps [in, out], everything else (and the tied head) [out, in]. */
+enum weight_layout { WEIGHT_IN_OUT, WEIGHT_OUT_IN };
+
+enum activation { ACTIVATE_NONE, ACTIVATE_RELU, ACTIVATE_TANH, ACTIVATE_GELU, ACTIVATE_GELU_TANH };
+
+/* y = activate(x·W + bias); x [rows, in], y [rows, out]. */
+struct linear_shape {
+    size_t rows, in, out;
+    enum weight_layout layout;
+};
+
+/* Causal self-attention of `batch` sequences: qkv [batch, context, 3·heads·head_size] as GPT-2 packs it (all q, all k,
+ * all v; head h holds columns h·head_size …). */
+struct attention_shape {
+    size_t batch, context, heads, head_size;
+};
+
+/* Which dropout bits: Philox4x32-10 (Salmon et al. 2011) with key = splitmix64(seed + attempt·0x9E3779B97F4A7C15) as {low, high}
+ * words and counter = {element / 4, site, sequence low, sequence high}; the word used is output element mod 4. An element is kept iff
+ * (word >> 8)·2^-24 >= p; kept elements are multiplied by 1/(1−p). `element` counts inside the sequence's own part of the tensor
+ * (< 2^34), so the bits do not depend on how the global batch was cut. p = 0: nothing is drawn, nothing changes. */
+struct dropout {
+    double p;
+    uint64_t seed;
+    uint64_t attempt;        /* optimizer step attempt, from 1 */
+    uint32_t site;           /* one number per dropout layer of the model */
+    const uint64_t *sequence; /* [batch] index of each sequence in the data set */
+};
+
+/* The definition above for one element: what every backend reproduces. */
+bool dropout_keeps(const struct dropout *dropout, uint64_t sequence, uint64_t element);
+
+enum optimizer_kind { OPTIMIZER_KIND_ADAMW, OPTIMIZER_KIND_SGD };
+
+/* One fused pass over a run of a shard that shares these numbers. g = gradient·unscale, unscale = clip coefficient / S
+ * formed in double by the caller.
+ *   adamw (Loshchilov & Hutter 2019, algorithm 2): w −= lr·decay·w; m, v, bias-corrected by `t` applied steps (this one
+ *         counted); w −= lr·m̂/(√v̂ + eps)
+ *   sgd   as PyTorch: g += decay·w; m = momentum·m + g (m = g at the first applied step, t = 1); w −= lr·m (momentum 0: lr·g, m unused) */
+struct update {
+    enum optimizer_kind kind;
+    double lr, beta1, beta2, eps, momentum, weight_decay;
+    double unscale;
+    uint64_t t;
+};
+
+/* Sums over a shard, in fp64 and in a fixed order. */
+struct gradient_check {
+    bool finite;
+    double sum_squares_scaled; /* Σ g² */
+    double sum_squares;        /* Σ (g·inverse_scale)²: formed per element, so that it is finite where Σ g² is not an fp32 number */
+};
+
+struct kernels;
+
+struct kernels_options {
+    enum dtype compute_type;
+    int threads;          /* for arithmetic, ≥ 1 */
+    size_t scratch_bytes; /* 0: the backend grows its scratch on first use of a shape and keeps it */
+};
+
+/* Open a backend; NULL when out of memory. `kernels_close(NULL)` is allowed. */
+struct kernels *kernels_open_cpu(const struct kernels_options *options);
+struct kernels *kernels_open_reference(const struct kernels_options *options); /* compute_type must be DTYPE_FP64 */
+void kernels_close(struct kernels *kernels);
+
+struct kernel_table {
+    const char *name;
+    void (*close)(struct kernels *);
+
+    /* --- products ------------------------------------------------------------------------------------------- */
+    /* y[rows,out] = activate(x·W + bias). bias may be NULL. When activation is not NONE and pre is not NULL, pre[rows,out] =
+     * x·W + bias, rounded, is stored too and the activation is taken of the rounded value. */
+    void (*linear_forward)(struct kernels *, compute *y, compute *pre, const compute *x, const compute *w, const compute *bias,
+                           struct linear_shape shape, enum activation activation);
+    /* dx[rows,in] = dy·Wᵀ, times activate'(pre) elementwise when activation is not NONE (pre [rows,in] is the pre-activation
+     * of the layer below; NULL with NONE). */
+    void (*linear_backward_input)(struct kernels *, compute *dx, const compute *dy, const compute *w, const compute *pre,
+                                  struct linear_shape shape, enum activation activation);
+    /* dw += xᵀ·dy in W's layout, dbias += column sums of dy (NULL: none); both wide, never rounded to compute. */
+    void (*linear_backward_weight)(struct kernels *, wide *dw, wide *dbias, const compute *dy, const compute *x,
+                                   struct linear_shape shape);
+
+    /* --- elementwise ---------------------------------------------------------------------------------------- */
+    void (*add)(struct kernels *, compute *out, const compute *a, const compute *b, size_t n); /* out may be a or b */
+    void (*activation_forward)(struct kernels *, compute *y, const compute *x, enum activation activation, size_t n);
+    /* dx = dy·activate'(x); dx may be dy */
+    void (*activation_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x, enum activation activation, size_t n);
+    /* out = keep ? x/(1−p) : 0, x [batch, elements]; the same call serves forward and backward. out may be x. */
+    void (*dropout)(struct kernels *, compute *out, const compute *x, const struct dropout *dropout, size_t batch, size_t elements);
+
+    /* --- embedding: out[batch,context,width] = wte[token] + wpe[position] ------------------------------------- */
+    void (*embedding_forward)(struct kernels *, compute *out, const int32_t *tokens, const compute *wte, const compute *wpe,
+                              size_t batch, size_t context, size_t width);
+    void (*embedding_backward)(struct kernels *, wide *dwte, wide *dwpe, const compute *dout, const int32_t *tokens,
+                               size_t batch, size_t context, size_t width);
+
+    /* --- LayerNorm, eps 1e-5, over the last dimension; bias may be NULL ---------------------------------------- */
+    /* With `residual` not NULL: sum[rows,width] = x + residual, rounded, and y is the norm of sum; else sum is not written and
+     * y is the norm of x. mean, rstd: [rows]. */
+    void (*layernorm_forward)(struct kernels *, compute *y, compute *sum, wide *mean, wide *rstd, const compute *x,
+                              const compute *residual, const compute *weight, const compute *bias, size_t rows, size_t width);
+    /* dx = (dresidual or 0) + d/dx; x is what was normalised. dx may be dresidual. dweight, dbias +=. dbias may be NULL. */
+    void (*layernorm_backward)(struct kernels *, compute *dx, const compute *dresidual, wide *dweight, wide *dbias,
+                               const compute *dy, const compute *x, const wide *mean, const wide *rstd, const compute *weight,
+                               size_t rows, size_t width);
+
+    /* --- attention, by blocks, no context×context matrix in memory --------------------------------------------- */
+    /* out [batch,context,heads·head_size]; lse [batch,heads,context] log-sum-exp of each score row (of the undropped softmax);
+     * dropout on the probabilities: element = (head·context + query)·context + key. dropout may be NULL. */
+    void (*attention_forward)(struct kernels *, compute *out, wide *lse, const compute *qkv, const struct dropout *dropout,
+                              struct attention_shape shape);
+    void (*attention_backward)(struct kernels *, compute *dqkv, const compute *dout, const compute *out, const wide *lse,
+                               const compute *qkv, const struct dropout *dropout, struct attention_shape shape);
+
+    /* --- losses --------------------------------------------------------------------------------------------- */
+    /* logits [rows, stride], of which the first `classes` columns count. *loss_sum += Σ weight·ℓ (double; weight [rows] double).
+     * With seed (wide, [rows]: S·averaging·weight) not NULL the logits are replaced by their gradient (p − onehot)·seed, columns
+     * classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. */
+    void (*cross_entropy)(struct kernels *, compute *logits, const int32_t *target, const double *weight, const wide *seed,
+                          size_t rows, size_t classes, size_t stride, double *loss_sum);
+    /* prediction, target [rows, outputs] (target double). ℓ = factor·Σ(ŷ−y)² per row (½: half_mse, 1/outputs: mse). gradient
+     * [rows, outputs] = 2·factor·(ŷ−y)·seed when seed is not NULL; may be prediction. */
+    void (*squared_error)(struct kernels *, compute *gradient, const compute *prediction, const double *target, const double *weight,
+                          const wide *seed, double factor, size_t rows, size_t outputs, double *loss_sum);
+
+    /* --- parameters, gradients, shards ----------------------------------------------------------------------- */
+    void (*cast)(struct kernels *, compute *out, const wide *in, size_t n); /* rounds to nearest even; out may be in for equal types */
+    void (*accumulate)(struct kernels *, wide *into, const compute *addend, size_t n); /* into += addend */
+    struct gradient_check (*check)(struct kernels *, const wide *gradient, size_t n, double inverse_scale);
+    /* m, v: [n], v NULL for sgd, m NULL for sgd without momentum */
+    void (*update)(struct kernels *, wide *master, wide *m, wide *v, const wide *gradient, size_t n, const struct update *update);
+};
+
+/* The head of every backend's own struct. */
+struct kernels {
+    const struct kernel_table *table;
+    enum dtype compute_type;
+    int threads;
+};
+
+#endif

@@ -1,0 +1,61 @@
+#include "proto/error.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static void keep_one_line(char *text)
+{
+    for (; *text; text++)
+        if (iscntrl((unsigned char)*text)) *text = '?';
+}
+
+int error_set(struct error *error, enum status status, const char *format, ...)
+{
+    if (error) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(error->text, sizeof error->text, format, arguments);
+        va_end(arguments);
+        keep_one_line(error->text);
+        error->status = status;
+    }
+    return -(int)status;
+}
+
+int error_set_errno(struct error *error, enum status status, int number, const char *format, ...)
+{
+    if (error) {
+        va_list arguments;
+        va_start(arguments, format);
+        int length = vsnprintf(error->text, sizeof error->text, format, arguments);
+        va_end(arguments);
+        if (length >= 0 && (size_t)length < sizeof error->text)
+            snprintf(error->text + length, sizeof error->text - (size_t)length, ": %s", strerror(number));
+        keep_one_line(error->text);
+        error->status = status;
+    }
+    return -(int)status;
+}
+
+int error_prefix(struct error *error, const char *format, ...)
+{
+    if (!error) return -(int)STATUS_INTERNAL;
+    char before[sizeof error->text];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(before, sizeof before, format, arguments);
+    va_end(arguments);
+    keep_one_line(before);
+    size_t length = strlen(before);
+    size_t room = sizeof error->text - 1;
+    if (length + 2 < room) {
+        size_t keep = strnlen(error->text, room - length - 2);
+        memmove(error->text + length + 2, error->text, keep);
+        memcpy(error->text, before, length);
+        memcpy(error->text + length, ": ", 2);
+        error->text[length + 2 + keep] = '\0';
+    }
+    return -(int)error->status;
+}

@@ -1,0 +1,59 @@
+/*
+ * Data sets: where sequences lie, how they are read, in what order they come. A language-model sequence is `context`
+ * inputs and their `context` next tokens, starting at i·context of its file, never crossing a file; a row of a csv file is one
+ * sequence. Reading is by index; nothing here knows of steps or ranks.
+ */
+#ifndef GACC_DATA_H
+#define GACC_DATA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/error.h"
+#include "proto/gacc/v1/job.pb-c.h"
+
+/* What the model wants to be fed; a data set that cannot do so is refused when it is opened. */
+struct data_shape {
+    uint32_t context, vocab;  /* language models, else 0 */
+    uint32_t inputs, outputs; /* mlp, linear: x0…, y0…; with classes > 0, outputs is 1 and y0 is a class below it */
+    uint32_t classes;
+    uint32_t size;            /* tape: g0… */
+};
+void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape);
+
+/* Up to `capacity` sequences of one micro-batch. */
+struct micro_batch {
+    uint32_t index;        /* of the micro-batch in its step, global */
+    size_t rows, capacity; /* sequences */
+    uint64_t *sequence;    /* [rows] index in the data set */
+    double *weight;        /* [rows] of each target of the row */
+    double weight_sum;     /* n_k = Σ over targets */
+    int32_t *tokens;       /* [rows, context] inputs, NULL unless a language model */
+    int32_t *targets;      /* [rows, context], or [rows] classes, else NULL */
+    double *x;             /* [rows, inputs], or the g of a tape [rows, size]; else NULL */
+    double *y;             /* [rows, outputs], else NULL */
+};
+int micro_batch_open(struct micro_batch **out, const struct data_shape *shape, size_t capacity, struct error *error);
+void micro_batch_close(struct micro_batch *batch);
+
+struct data;
+
+/* part: 't' the train set, 'v' the validation set (NULL in *out and 0 when the job has none). Checks everything that can be
+ * checked before training: files exist and are readable (66), sizes and headers fit the format, every file holds at least one
+ * sequence, every token is below vocab, csv rows parse (65: file, line or byte offset, found and wanted value). */
+int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, const struct data_shape *shape,
+              struct error *error);
+uint64_t data_sequences(const struct data *data);
+/* Σ of the weights of a sequence's targets. */
+double data_weight(const struct data *data, uint64_t sequence);
+/* Appends sequence `sequence` to the batch (rows + 1). A file that shrank or fails while training: 65 or 74 naming it, never a signal. */
+int data_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error);
+/* Where a sequence lies, for messages and blame; file is borrowed. */
+void data_locate(const struct data *data, uint64_t sequence, const char **file, uint64_t *offset_bytes);
+void data_close(struct data *data);
+
+/* The sequence at `position` of the epoch's order: a keyed bijection of 0…count−1, computed on demand (Feistel network with
+ * cycle walking). ORDER_SEQUENTIAL: position itself. */
+uint64_t order_sequence(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, uint64_t count, uint64_t position);
+
+#endif

@@ -1,0 +1,106 @@
+/*
+ * A model is a table of tensors and a list of stages over it. The session drives the stages; a model knows nothing of
+ * ranks, scales, optimizers or steps: it turns one micro-batch and its loss seeds into a loss sum and gradients.
+ */
+#ifndef GACC_MODEL_H
+#define GACC_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/job.pb-c.h"
+#include "worker/data/data.h"
+
+enum tensor_init { TENSOR_ZEROS, TENSOR_ONES, TENSOR_NORMAL, TENSOR_UNIFORM };
+
+/* One row of the table. Tensors lie one after the other, unpadded, in table order: [begin, begin + size) is the tensor's
+ * range in the canonical index, in which parameters, gradients, shards, checkpoints and blame all count. A tied tensor
+ * has one row. */
+struct tensor {
+    char name[64];
+    int dimensions;
+    uint64_t shape[4];
+    uint64_t begin, size; /* elements */
+    enum tensor_init init;
+    double init_scale; /* NORMAL: standard deviation; UNIFORM: half width */
+};
+
+struct tensor_table {
+    struct tensor *tensors;
+    size_t count;
+    uint64_t parameters; /* elements in all */
+};
+
+/* NULL when there is none of that name. */
+const struct tensor *tensor_find(const struct tensor_table *table, const char *name);
+
+/* One micro-batch on its way through the stages. */
+struct pass {
+    struct kernels *kernels;
+    const compute *parameters; /* [table.parameters] */
+    wide *gradients;           /* [table.parameters], added to; NULL: forward only (evaluation) */
+    const struct micro_batch *batch;
+    const wide *seed;          /* [batch->rows]: S·averaging·w of each target of the row (tape: unused); NULL: forward only */
+    double averaging;          /* S·averaging factor without w, in double: what tape multiplies Σ v·g by before rounding */
+    uint64_t dropout_seed, attempt; /* attempt 0: no dropout (evaluation) */
+    double loss_sum;           /* += Σ w·ℓ, unscaled, by the last stage */
+};
+
+struct stage;
+
+/* in: what the stage before wrote (NULL for the first); out: what this one hands on (NULL for the last); saved: memory
+ * that lives until this stage's backward of the same micro-batch. dout/din likewise for gradients of activations (din NULL
+ * for the first stage, dout NULL for the last). */
+struct stage_class {
+    const char *name;
+    size_t (*out_bytes)(const struct stage *, size_t rows);
+    size_t (*saved_bytes)(const struct stage *, size_t rows);
+    size_t (*scratch_bytes)(const struct stage *, size_t rows); /* shared by all stages, holds nothing between calls */
+    void (*forward)(const struct stage *, struct pass *, const compute *in, compute *out, void *saved, void *scratch);
+    void (*backward)(const struct stage *, struct pass *, compute *din, const compute *dout, const compute *in,
+                     void *saved, void *scratch);
+};
+
+struct stage {
+    const struct stage_class *class;
+    const struct model *model;
+    unsigned index;    /* e.g. the layer */
+    void *parameters;  /* the class's own numbers (tensor rows and such), owned by the model */
+};
+
+struct model {
+    Gacc__V1__ModelSection *spec; /* borrowed from the job */
+    enum dtype compute_type;
+    struct tensor_table table;
+    struct stage *stages;
+    size_t stage_count;
+    uint64_t targets_per_sequence; /* context for language models, else 1 */
+    void *own;                     /* the model's own memory, freed with it */
+};
+
+/* Builds the table and the stages; allocates nothing that depends on the number of parameters. */
+int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtype compute_type, struct error *error);
+void model_close(struct model *model);
+
+/* Initial value of every element of the canonical range [begin, end), as double: the tensor's own initialiser by keyed
+ * normals (seed, element), then init.values or init.file. The same for every N. Unknown names, wrong sizes or shapes, a
+ * file that is not safetensors: 65/66/78 naming file and tensor. */
+struct model_initial;
+int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, struct error *error);
+int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values, struct error *error);
+void model_initial_close(struct model_initial *initial);
+
+/* Memory for one micro-batch of `rows` sequences: outputs and saved of every stage, scratch. */
+struct activations;
+int activations_open(struct activations **out, const struct model *model, size_t rows, bool backward, struct error *error);
+size_t activations_bytes(const struct activations *activations);
+void activations_close(struct activations *activations);
+
+/* All stages forward, in order; then all backward, in reverse. pass->batch->rows may be less than `rows` above. */
+void model_forward(const struct model *model, struct pass *pass, struct activations *activations);
+void model_backward(const struct model *model, struct pass *pass, struct activations *activations);
+
+#endif
