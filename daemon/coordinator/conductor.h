@@ -1,0 +1,86 @@
+/*
+ * The mind of the coordinator: messages and times in, messages and records out. It owns everything that must be the
+ * same on all ranks (plan, W, loss scale, verdict, clip coefficient, learning rate, when to evaluate and to stop) and
+ * has no socket, clock, file or thread. `now` is in seconds on any clock that does not go back.
+ *
+ * The order of a job, as the caller sees it:
+ *     hello ×N → welcome; report(0) ×N → decide; { report(t) ×N → decide; step_done(t) ×N → records }…; finished ×N →
+ * farewell ×N
+ *
+ * Functions that take a message return
+ *     0   taken; others are still awaited
+ *     1   taken, and it was the last one awaited: the answer to all ranks is due (welcome, decide, farewell), or
+ * records are ready <0  the negated status, with the text in *error: the job has failed. A negative answer of
+ * conductor_hello means that the job cannot start: every rank that has said hello, and each one that says it later,
+ * gets conductor_farewell. A negative answer of the others means that a worker broke the protocol (a message repeated,
+ * out of order or impossible): nothing it says is trusted, and every rank gets conductor_farewell unsolicited. A local
+ * error that a worker reports in order is no negative answer: it comes out as a decision FAIL, or in the farewell.
+ */
+#ifndef GACC_CONDUCTOR_H
+#define GACC_CONDUCTOR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/observe/step_log.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/control.pb-c.h"
+#include "proto/gacc/v1/job.pb-c.h"
+#include "proto/gacc/v1/workers.pb-c.h"
+
+struct conductor;
+
+/* The job is borrowed until conductor_close. */
+int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_t ranks, double now,
+                   struct error *error);
+void conductor_close(struct conductor *conductor);
+
+/* Messages in; they are borrowed for the call. */
+int conductor_hello(struct conductor *conductor, uint32_t rank, const Gacc__V1__Hello *hello, double now,
+                    struct error *error);
+int conductor_report(struct conductor *conductor, uint32_t rank, const Gacc__V1__Report *report, double now,
+                     struct error *error);
+/* Returns 1 when the step's records are ready. It may come after a decision FAIL, too: its blame then completes the
+ * farewell's text. */
+int conductor_step_done(struct conductor *conductor, uint32_t rank, const Gacc__V1__StepDone *done, double now,
+                        struct error *error);
+/* Returns 1 when all ranks have finished: each is then answered with its farewell. */
+int conductor_finished(struct conductor *conductor, uint32_t rank, const Gacc__V1__Finished *finished, double now,
+                       struct error *error);
+/* For GetStatus only; never refused, nothing depends on it. */
+void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
+
+/* A rank's process or stream is gone. Returns true when that ends the job: every other rank gets conductor_farewell
+ * unsolicited. False when the rank had finished and everything is in order. */
+bool conductor_lost(struct conductor *conductor, uint32_t rank, const char *why);
+/* Something failed at the coordinator itself (the log cannot be written): the job ends in order with the next decision
+ * or farewell. */
+void conductor_fail(struct conductor *conductor, const struct error *error);
+
+/* Messages out, when the call above returned 1; they belong to the conductor and stay as they are until its next call
+ * that takes a message or gives one. */
+const Gacc__V1__Welcome *conductor_welcome(struct conductor *conductor, double now);
+const Gacc__V1__Decision *conductor_decide(struct conductor *conductor, double now);
+const Gacc__V1__Farewell *conductor_farewell(struct conductor *conductor, uint32_t rank);
+
+enum record_type { RECORD_STEP, RECORD_EVAL, RECORD_EVENT };
+struct record {
+    enum record_type type;
+    union {
+        struct step_record step;
+        struct eval_record eval;
+        struct event_record event;
+    };
+};
+/* The next record for the log, in order; false when there is none now. Call until false after step_done, finished and
+ * lost. Pointers in it are valid until the conductor's next call that takes a message. */
+bool conductor_next_record(struct conductor *conductor, struct record *record);
+
+/* Complete once the welcome is out. Pointers in it are valid until conductor_close. */
+void conductor_header(const struct conductor *conductor, struct header_record *header);
+/* The job's exit status and reason as known now, and the counters. */
+void conductor_end(const struct conductor *conductor, double now, struct end_record *end);
+/* Everything but `pid` and `started_unix_seconds`, which are the caller's to fill in. Valid until the next call. */
+Gacc__V1__Status *conductor_status(struct conductor *conductor, double now);
+
+#endif

@@ -1,0 +1,112 @@
+/*
+ * log.jsonl: what a run leaves behind, one strict JSON object a line. The records are plain structs; functions turn
+ * each into its line, and an append-only writer puts lines into the file. Non-finite numbers become null, with a count
+ * beside them; doubles are written in the fewest digits that read back as the same bits, so two logs of the same run
+ * are equal but for `seconds`.
+ */
+#ifndef GACC_STEP_LOG_H
+#define GACC_STEP_LOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/verdict.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/workers.pb-c.h"
+
+/* After every attempt, and again at the end. */
+struct step_counters {
+    uint64_t step; /* attempts */
+    uint64_t optimizer_steps, skipped_steps, empty_steps, scheduler_steps;
+    uint64_t tokens_seen; /* targets of consumed data, masked ones included */
+};
+
+/* Once per start. Pointers are borrowed. */
+struct header_record {
+    const char *job;
+    const uint8_t *job_digest;
+    size_t job_digest_length;
+    uint32_t effective_batch, micro_batch, ranks; /* B, b, N */
+    const uint32_t *accumulate;                   /* [ranks]: K of each rank in a full step */
+    uint64_t tokens_per_step;                     /* of a full step */
+    uint64_t total_steps;                         /* applied optimizer steps */
+    uint64_t train_sequences, validation_sequences, parameters;
+    const char *device;
+    char *const *versions; /* "name version" */
+    size_t version_count;
+    const char *resumed_from; /* NULL: a fresh start */
+};
+
+/* Per attempt. Pointers are borrowed. */
+struct step_record {
+    struct step_counters counters;
+    enum verdict_kind verdict;
+    const char *reason;           /* NULL, or why the attempt was not applied */
+    const Gacc__V1__Blame *blame; /* NULL, or what the first rank with a culprit found */
+    uint32_t blame_rank;
+    double loss, weight;    /* loss of an empty attempt: none, written as null */
+    uint32_t micro_batches; /* those that are not empty */
+    uint64_t tokens;
+    double lr;
+    bool has_scaler;
+    double loss_scale, loss_scale_next;
+    uint32_t growth_tracker;
+    double grad_norm_scaled, grad_norm, grad_norm_clipped, clip_coefficient; /* null unless applied */
+    uint32_t reduce_scatters, all_gathers, control_collectives;              /* calls of a rank */
+    uint64_t reduce_scatter_bytes, all_gather_bytes;                         /* the most that a rank sent */
+    const uint32_t *accumulate;                                              /* [ranks] */
+    uint32_t ranks;
+    struct {
+        double step, data, compute, reduce, decision, update, gather; /* of the slowest rank, each on its own */
+        double since_last_step; /* from the decision before this one, or from the welcome, to this one */
+    } seconds;
+};
+
+struct eval_record {
+    uint64_t step, optimizer_steps;
+    double loss, weight;
+    uint64_t sequences;
+    double seconds;
+};
+
+struct event_record {
+    uint64_t step;
+    const char *event; /* a name for programs: skip_rate, scale_at_minimum, … */
+    const char *text;  /* a sentence for people */
+};
+
+/* The last line of the log, and result.json. */
+struct end_record {
+    int exit;           /* 0 or an exit status of proto/error.h */
+    const char *reason; /* NULL when exit is 0 */
+    struct step_counters counters;
+    uint64_t total_steps;
+    double loss; /* of the last step that had one; NaN: none */
+    bool has_validation;
+    double validation_loss;
+    double seconds; /* from the start of the coordinator */
+};
+
+/* One line without its newline; free() it. NULL when memory is short. */
+char *header_line(const struct header_record *record);
+char *step_line(const struct step_record *record);
+char *eval_line(const struct eval_record *record);
+char *event_line(const struct event_record *record);
+char *end_line(const struct end_record *record);
+/* The same facts as end_line, as the contents of result.json. */
+char *result_text(const struct end_record *record);
+
+struct step_log {
+    int fd;
+    char path[4096];
+};
+
+/* Opens PATH for appending, made if need be. A last line cut short by a crash is removed, so that every line stays an
+ * object. */
+int step_log_open(struct step_log *log, const char *path, struct error *error);
+/* One write(2) of the line and its newline. What a full disk cut short is taken back. */
+int step_log_append(struct step_log *log, const char *line, struct error *error);
+int step_log_close(struct step_log *log, struct error *error);
+
+#endif
