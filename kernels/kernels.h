@@ -49,15 +49,16 @@ struct attention_shape {
     size_t batch, context, heads, head_size;
 };
 
-/* Which dropout bits: Philox4x32-10 (Salmon et al. 2011) with key = splitmix64(seed + attempt·0x9E3779B97F4A7C15) as {low, high}
- * words and counter = {element / 4, site, sequence low, sequence high}; the word used is output element mod 4. An element is kept iff
- * (word >> 8)·2^-24 >= p; kept elements are multiplied by 1/(1−p). `element` counts inside the sequence's own part of the tensor
- * (< 2^34), so the bits do not depend on how the global batch was cut. p = 0: nothing is drawn, nothing changes. */
+/* Which dropout bits: Philox4x32-10 (Salmon et al. 2011). The key is the attempt-th output of SplitMix64 started at `seed`,
+ * mix(seed + attempt·0x9E3779B97F4A7C15), as {low, high} words; the counter is {element / 4, site, sequence low, sequence
+ * high}; the word used is output element mod 4. An element is kept iff (word >> 8)·2^-24 >= p; kept elements are multiplied
+ * by 1/(1−p). `element` counts inside the sequence's own part of the tensor (< 2^34), so the bits do not depend on how the
+ * global batch was cut. p = 0: nothing is drawn, nothing changes. */
 struct dropout {
     double p;
     uint64_t seed;
-    uint64_t attempt;        /* optimizer step attempt, from 1 */
-    uint32_t site;           /* one number per dropout layer of the model */
+    uint64_t attempt;         /* optimizer step attempt, from 1 */
+    uint32_t site;            /* one number per dropout layer of the model */
     const uint64_t *sequence; /* [batch] index of each sequence in the data set */
 };
 
