@@ -40,7 +40,7 @@ enum activation { ACTIVATE_NONE, ACTIVATE_RELU, ACTIVATE_TANH, ACTIVATE_GELU, AC
 struct linear_shape {
     size_t rows, in, out;
     enum weight_layout layout;
-    size_t stride; /* from row to row of y and dy, ≥ out (the logits' rows are longer than the vocabulary); 0: out */
+    size_t stride; /* from row to row of y, pre and dy, ≥ out (the logits' rows are longer than the vocabulary); 0: out */
 };
 
 /* Causal self-attention of `batch` sequences: qkv [batch, context, 3·heads·head_size] as GPT-2 packs it (all q, all k,

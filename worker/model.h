@@ -68,13 +68,14 @@ struct stage {
     const struct stage_class *class;
     const struct model *model;
     unsigned index;    /* e.g. the layer */
-    void *parameters;  /* the class's own numbers (tensor rows and such), owned by the model */
+    const void *parameters; /* the class's own numbers (tensor rows and such), owned by the model */
 };
 
 struct model {
-    Gacc__V1__ModelSection *spec; /* borrowed from the job */
+    const Gacc__V1__ModelSection *spec; /* borrowed from the job */
     enum dtype compute_type;
     struct tensor_table table;
+    struct tensor_table zeros; /* written to exported files, filled with zeros; no parameters (gpt without bias) */
     struct stage *stages;
     size_t stage_count;
     uint64_t targets_per_sequence; /* context for language models, else 1 */

@@ -1,0 +1,229 @@
+/*
+ * mlp: a chain of layers y = activate(norm(x·Wᵀ + b)) with a loss after the last, which has neither norm nor
+ * activation. linear is the same chain with no hidden layer and one output. Weights are [out, in] and start, like the
+ * biases, uniform in ±1/√in, as PyTorch's Linear does.
+ *
+ *   layers.I.weight [out, in], layers.I.bias [out]; norms.I.weight, norms.I.bias [out] after hidden layer I; bias:
+ * false leaves out all biases, those of the norms too. linear: weight [1, inputs], bias [1].
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "worker/models/models.h"
+#include "worker/rounding.h"
+
+struct layer {
+    size_t in, out;
+    const struct tensor *weight, *bias, *norm_weight, *norm_bias; /* NULL: it has none */
+    enum activation activation;
+    bool first, last;
+};
+
+/* For one micro-batch of `rows`. */
+struct layer_saved {
+    compute *x;      /* [rows, in] the data, rounded; first layer only */
+    compute *linear; /* [rows, out] x·Wᵀ + b; the last layer's prediction, then its gradient */
+    compute *normed; /* [rows, out] with a norm only, as are mean and rstd [rows] */
+    wide *mean, *rstd;
+};
+
+static size_t lay_out(const struct stage *stage, size_t rows, struct layer_saved *saved, void *base)
+{
+    const struct layer *layer = stage->parameters;
+    size_t element = dtype_size(stage->model->compute_type);
+    size_t statistics = layer->norm_weight ? rows * dtype_size(dtype_wide(stage->model->compute_type)) : 0;
+    struct carver carver = {.base = (uintptr_t)base};
+    saved->x = carve(&carver, layer->first ? rows * layer->in * element : 0);
+    saved->linear = carve(&carver, rows * layer->out * element);
+    saved->normed = carve(&carver, layer->norm_weight ? rows * layer->out * element : 0);
+    saved->mean = carve(&carver, statistics);
+    saved->rstd = carve(&carver, statistics);
+    return carver.used;
+}
+
+static size_t layer_saved_bytes(const struct stage *stage, size_t rows)
+{
+    struct layer_saved saved;
+    return lay_out(stage, rows, &saved, NULL);
+}
+
+static size_t layer_out_bytes(const struct stage *stage, size_t rows)
+{
+    const struct layer *layer = stage->parameters;
+    return layer->last ? 0 : rows * layer->out * dtype_size(stage->model->compute_type);
+}
+
+/* The gradient behind the activation. */
+static size_t layer_scratch_bytes(const struct stage *stage, size_t rows)
+{
+    return layer_out_bytes(stage, rows);
+}
+
+static struct linear_shape layer_shape(const struct layer *layer, size_t rows)
+{
+    return (struct linear_shape){.rows = rows, .in = layer->in, .out = layer->out, .layout = WEIGHT_OUT_IN};
+}
+
+/* A row of weight 0 is read as zeros: what stands in it must not reach a product, where inf·0 would be NaN. */
+static void read_inputs(const struct pass *pass, const struct layer *layer, compute *x)
+{
+    const struct micro_batch *batch = pass->batch;
+    size_t row_bytes = layer->in * dtype_size(pass->kernels->compute_type);
+    for (size_t row = 0; row < batch->rows; row++) {
+        compute *to = (char *)x + row * row_bytes;
+        if (batch->weight[row] == 0)
+            memset(to, 0, row_bytes);
+        else
+            rounding_from_double(pass->kernels, to, batch->x + row * layer->in, layer->in);
+    }
+}
+
+/* Adds the loss; with seeds, turns the prediction into its gradient. */
+static void take_loss(const struct stage *stage, struct pass *pass, compute *prediction)
+{
+    const struct layer *layer = stage->parameters;
+    const struct micro_batch *batch = pass->batch;
+    const struct kernel_table *k = pass->kernels->table;
+    const wide *seed = pass->gradients ? pass->seed : NULL;
+    size_t outputs = layer->out;
+    if (stage->model->spec->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY) {
+        k->cross_entropy(pass->kernels, prediction, batch->targets, batch->weight, seed, batch->rows, outputs, outputs,
+                         &pass->loss_sum);
+    } else {
+        double factor = stage->model->spec->loss == GACC__V1__LOSS__LOSS_MSE ? 1 / (double)outputs : 0.5;
+        k->squared_error(pass->kernels, prediction, prediction, batch->y, batch->weight, seed, factor, batch->rows,
+                         outputs, &pass->loss_sum);
+    }
+}
+
+static void layer_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
+                          void *scratch)
+{
+    (void)scratch;
+    const struct layer *layer = stage->parameters;
+    const struct kernel_table *k = pass->kernels->table;
+    size_t rows = pass->batch->rows;
+    struct linear_shape shape = layer_shape(layer, rows);
+    const compute *weight = tensor_parameters(pass, layer->weight), *bias = tensor_parameters(pass, layer->bias);
+    struct layer_saved saved;
+    lay_out(stage, rows, &saved, memory);
+    if (layer->first) {
+        read_inputs(pass, layer, saved.x);
+        in = saved.x;
+    }
+    if (layer->last) {
+        k->linear_forward(pass->kernels, saved.linear, NULL, in, weight, bias, shape, ACTIVATE_NONE);
+        take_loss(stage, pass, saved.linear);
+    } else if (layer->norm_weight) {
+        bool activates = layer->activation != ACTIVATE_NONE;
+        k->linear_forward(pass->kernels, saved.linear, NULL, in, weight, bias, shape, ACTIVATE_NONE);
+        k->layernorm_forward(pass->kernels, activates ? saved.normed : out, NULL, saved.mean, saved.rstd, saved.linear,
+                             NULL, tensor_parameters(pass, layer->norm_weight),
+                             tensor_parameters(pass, layer->norm_bias), rows, layer->out);
+        if (activates) k->activation_forward(pass->kernels, out, saved.normed, layer->activation, rows * layer->out);
+    } else {
+        k->linear_forward(pass->kernels, out, saved.linear, in, weight, bias, shape, layer->activation);
+    }
+}
+
+static void layer_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
+                           const compute *in, void *memory, void *scratch)
+{
+    const struct layer *layer = stage->parameters;
+    const struct kernel_table *k = pass->kernels->table;
+    size_t rows = pass->batch->rows;
+    struct linear_shape shape = layer_shape(layer, rows);
+    struct layer_saved saved;
+    lay_out(stage, rows, &saved, memory);
+    const compute *gradient = layer->last ? saved.linear : dout;
+    if (layer->activation != ACTIVATE_NONE) {
+        k->activation_backward(pass->kernels, scratch, gradient, layer->norm_weight ? saved.normed : saved.linear,
+                               layer->activation, rows * layer->out);
+        gradient = scratch;
+    }
+    if (layer->norm_weight) { /* what the norm gave is not needed any more: its memory takes the gradient */
+        k->layernorm_backward(pass->kernels, saved.normed, NULL, tensor_gradient(pass, layer->norm_weight),
+                              tensor_gradient(pass, layer->norm_bias), gradient, saved.linear, saved.mean, saved.rstd,
+                              tensor_parameters(pass, layer->norm_weight), rows, layer->out);
+        gradient = saved.normed;
+    }
+    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, layer->weight), tensor_gradient(pass, layer->bias),
+                              gradient, layer->first ? saved.x : in, shape);
+    if (din)
+        k->linear_backward_input(pass->kernels, din, gradient, tensor_parameters(pass, layer->weight), NULL, shape,
+                                 ACTIVATE_NONE);
+}
+
+static const struct stage_class layer_class = {
+    .name = "layer",
+    .out_bytes = layer_out_bytes,
+    .saved_bytes = layer_saved_bytes,
+    .scratch_bytes = layer_scratch_bytes,
+    .forward = layer_forward,
+    .backward = layer_backward,
+};
+
+/* --- tables --------------------------------------------------------------------------------------------------------
+ */
+
+/* `prefix` is what stands before "weight" and "bias". */
+static void add_linear(struct model *model, struct layer *layer, const char *prefix)
+{
+    double half_width = 1 / sqrt((double)layer->in);
+    layer->weight = table_add(
+        &model->table,
+        (struct tensor){
+            .dimensions = 2, .shape = {layer->out, layer->in}, .init = TENSOR_UNIFORM, .init_scale = half_width},
+        "%sweight", prefix);
+    if (model->spec->bias)
+        layer->bias = table_add(
+            &model->table,
+            (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_UNIFORM, .init_scale = half_width},
+            "%sbias", prefix);
+}
+
+static void add_norm(struct model *model, struct layer *layer, unsigned index)
+{
+    layer->norm_weight =
+        table_add(&model->table, (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_ONES},
+                  "norms.%u.weight", index);
+    if (model->spec->bias)
+        layer->norm_bias =
+            table_add(&model->table, (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_ZEROS},
+                      "norms.%u.bias", index);
+}
+
+int mlp_build(struct model *model, struct error *error)
+{
+    const Gacc__V1__ModelSection *spec = model->spec;
+    unsigned count = (unsigned)spec->n_hidden + 1;
+    int rc = model_reserve(model, (size_t)count * 4, count, count * sizeof(struct layer), error);
+    if (rc < 0) return rc;
+    struct layer *layers = model->own;
+    for (unsigned i = 0; i < count; i++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "layers.%u.", i);
+        bool last = i == count - 1;
+        layers[i] = (struct layer){.in = i == 0 ? spec->inputs : spec->hidden[i - 1],
+                                   .out = last ? spec->outputs : spec->hidden[i],
+                                   .activation = last ? ACTIVATE_NONE : activation_of(spec->activation),
+                                   .first = i == 0,
+                                   .last = last};
+        add_linear(model, &layers[i], prefix);
+        if (!last && spec->norm == GACC__V1__NORM__NORM_LAYER) add_norm(model, &layers[i], i);
+        model_add_stage(model, &layer_class, i, &layers[i]);
+    }
+    return 0;
+}
+
+int linear_build(struct model *model, struct error *error)
+{
+    int rc = model_reserve(model, 2, 1, sizeof(struct layer), error);
+    if (rc < 0) return rc;
+    struct layer *layer = model->own;
+    *layer = (struct layer){.in = model->spec->inputs, .out = 1, .first = true, .last = true};
+    add_linear(model, layer, "");
+    model_add_stage(model, &layer_class, 0, layer);
+    return 0;
+}

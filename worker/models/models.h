@@ -1,0 +1,48 @@
+/*
+ * What the model types share: building the tensor table, and finding a tensor's part of the flat buffers.
+ */
+#ifndef GACC_MODELS_H
+#define GACC_MODELS_H
+
+#include "worker/model.h"
+
+/* Each fills table, stages and own of a model whose spec and compute_type are set. */
+int mlp_build(struct model *model, struct error *error);
+int linear_build(struct model *model, struct error *error);
+int tape_build(struct model *model, struct error *error);
+
+/* Room for `tensors` rows, `stages` stages and `own_bytes` of zeroed memory at model->own. */
+int model_reserve(struct model *model, size_t tensors, size_t stages, size_t own_bytes, struct error *error);
+/* Appends a row with the shape and initialiser of `like`, named by the format; the row keeps its address. */
+__attribute__((format(printf, 3, 4))) const struct tensor *table_add(struct tensor_table *table, struct tensor like,
+                                                                     const char *format, ...);
+void model_add_stage(struct model *model, const struct stage_class *class, unsigned index, const void *parameters);
+
+enum activation activation_of(Gacc__V1__Activation activation);
+
+/* A tensor's part of the flat buffers; NULL for a tensor that the model does not have (a bias). */
+static inline const compute *tensor_parameters(const struct pass *pass, const struct tensor *tensor)
+{
+    return tensor ? (const char *)pass->parameters + tensor->begin * dtype_size(pass->kernels->compute_type) : NULL;
+}
+
+static inline wide *tensor_gradient(const struct pass *pass, const struct tensor *tensor)
+{
+    return tensor ? (char *)pass->gradients + tensor->begin * dtype_size(dtype_wide(pass->kernels->compute_type))
+                  : NULL;
+}
+
+/* Lays buffers one after the other, each on a cache line of its own. From base 0 it only measures. */
+struct carver {
+    uintptr_t base;
+    size_t used;
+};
+
+static inline void *carve(struct carver *carver, size_t bytes)
+{
+    void *at = (void *)(carver->base + carver->used); // NOLINT(performance-no-int-to-ptr)
+    carver->used += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+#endif
