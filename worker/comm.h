@@ -1,6 +1,6 @@
 /*
- * Collectives between workers. One reduce-scatter of gradients and one all-gather of parameters per optimizer step; this
- * wrapper alone counts calls and bytes, at the place where the transport is called.
+ * Collectives between workers. One reduce-scatter of gradients and one all-gather of parameters per optimizer step;
+ * this wrapper alone counts calls and bytes, at the place where the transport is called.
  */
 #ifndef GACC_COMM_H
 #define GACC_COMM_H
@@ -15,50 +15,63 @@ struct range {
     uint64_t begin, end;
 };
 
-/* Who owns which parameters: every bucket (≤ INT_MAX elements) is cut into N nearly equal parts, rank r owning the r-th. */
+/* Who owns which parameters: every bucket (≤ INT_MAX elements) is cut into N nearly equal parts, rank r owning the
+ * r-th. */
 struct shard_map {
     uint64_t parameters;
     uint32_t ranks;
     uint32_t bucket_count;
     uint64_t bucket_elements; /* of every bucket but the last */
 };
-/* bucket_limit: the largest number of elements in one collective call (INT_MAX for MPI). */
+/* bucket_limit: the largest number of elements in one collective call. */
+#define COMM_BUCKET_LIMIT (UINT64_C(1) << 30) /* MPI counts and displacements are int */
 void shard_map_init(struct shard_map *map, uint64_t parameters, uint32_t ranks, uint64_t bucket_limit);
 struct range shard_map_bucket(const struct shard_map *map, uint32_t bucket);
 struct range shard_map_range(const struct shard_map *map, uint32_t bucket, uint32_t rank);
 /* Elements a rank owns in all; its shard buffer holds its ranges one after the other in bucket order. */
 uint64_t shard_map_owned(const struct shard_map *map, uint32_t rank);
 
+/* Bytes are the payload this rank sends by the collective's algebra: a reduce-scatter sends everything but the rank's
+ * own part, an all-gather the own part to each of the others. Over all ranks both are elements·size·(N−1), a rank's
+ * mean size·(N−1)/N. */
 struct comm_counts {
     uint32_t reduce_scatter, all_gather, control; /* calls of the transport */
-    uint64_t reduce_scatter_bytes, all_gather_bytes; /* payload this rank sends by the collective's algebra: its input less its own part */
+    uint64_t reduce_scatter_bytes, all_gather_bytes;
 };
 
 struct comm {
     const struct comm_class *class;
     uint32_t rank, ranks;
     uint32_t local_rank, local_ranks; /* on this host */
+    uint32_t local_cores;             /* that this host's ranks may use, all of them together */
+    char transport[64];               /* name and version, for the log */
     struct comm_counts counts;        /* since the caller last cleared it */
 };
 
+/* One transport call each. `parts` [ranks] are the ranks' ranges of the canonical index, contiguous and in rank order;
+ * `gradients` and `parameters` are the whole flat buffers, `shard` is where this rank's part goes. */
 struct comm_class {
-    int (*reduce_scatter)(struct comm *, const wide *gradients, wide *shard, enum dtype wide_type, const struct range *parts,
-                          struct error *);
-    int (*all_gather)(struct comm *, compute *parameters, enum dtype compute_type, const struct range *parts, struct error *);
-    int (*broadcast)(struct comm *, void *bytes, uint64_t count, uint32_t root, struct error *); /* counted as control */
-    int (*barrier)(struct comm *, struct error *);                                                /* counted as control */
-    void (*abort)(struct comm *, int status); /* from any thread; ends the job, does not return */
+    int (*reduce_scatter)(struct comm *, const wide *gradients, wide *shard, enum dtype wide_type,
+                          const struct range *parts, struct error *);
+    int (*all_gather)(struct comm *, compute *parameters, enum dtype compute_type, const struct range *parts,
+                      struct error *);
+    int (*broadcast)(struct comm *, void *bytes, uint64_t count, uint32_t root,
+                     struct error *);                                   /* counted as control */
+    int (*barrier)(struct comm *, struct error *);                      /* counted as control */
+    void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread; ends the job */
     void (*close)(struct comm *);
 };
 
 /* The whole flat buffer: bucket by bucket, one transport call each. `shard` receives the sum of this rank's ranges. */
-int comm_reduce_scatter(struct comm *comm, const struct shard_map *map, const wide *gradients, wide *shard, enum dtype wide_type,
-                        struct error *error);
+int comm_reduce_scatter(struct comm *comm, const struct shard_map *map, const wide *gradients, wide *shard,
+                        enum dtype wide_type, struct error *error);
 /* In place: this rank's ranges of `parameters` are sent, all others received. */
-int comm_all_gather(struct comm *comm, const struct shard_map *map, compute *parameters, enum dtype compute_type, struct error *error);
+int comm_all_gather(struct comm *comm, const struct shard_map *map, compute *parameters, enum dtype compute_type,
+                    struct error *error);
+/* Counted as control: never part of an optimizer step. */
 int comm_broadcast(struct comm *comm, void *bytes, uint64_t count, uint32_t root, struct error *error);
 int comm_barrier(struct comm *comm, struct error *error);
-void comm_abort(struct comm *comm, int status);
+__attribute__((noreturn)) void comm_abort(struct comm *comm, int status);
 void comm_close(struct comm *comm);
 
 /* MPI must be initialised (MPI_THREAD_FUNNELED or better) and stay so until comm_close. */

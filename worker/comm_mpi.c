@@ -1,0 +1,166 @@
+/* Collectives over MPI. Errors come back as text; nothing here ends the process but abort. */
+#include <limits.h>
+#include <mpi.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "worker/comm.h"
+
+struct comm_mpi {
+    struct comm comm;
+    MPI_Comm world;              /* our own duplicate, so that no one else's messages meet ours */
+    int *counts, *displacements; /* [ranks] */
+};
+
+static int mpi_error(const struct comm *comm, int code, const char *call, struct error *error)
+{
+    if (code == MPI_SUCCESS) return 0;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    return error_set(error, STATUS_INTERNAL, "rank %u: %s: %s", comm->rank, call, text);
+}
+
+static MPI_Datatype mpi_type(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_FP32:
+        return MPI_FLOAT;
+    case DTYPE_FP64:
+        return MPI_DOUBLE;
+    case DTYPE_BF16:
+    case DTYPE_FP16:
+        return MPI_UINT16_T; /* moved, never added */
+    }
+    return MPI_DATATYPE_NULL;
+}
+
+/* Counts, and displacements from the first part, fit an int: a bucket has at most COMM_BUCKET_LIMIT elements. */
+static void set_parts(struct comm_mpi *mpi, const struct range *parts)
+{
+    for (uint32_t rank = 0; rank < mpi->comm.ranks; rank++) {
+        mpi->counts[rank] = (int)(parts[rank].end - parts[rank].begin);
+        mpi->displacements[rank] = (int)(parts[rank].begin - parts[0].begin);
+    }
+}
+
+static int mpi_reduce_scatter(struct comm *comm, const wide *gradients, wide *shard, enum dtype wide_type,
+                              const struct range *parts, struct error *error)
+{
+    struct comm_mpi *mpi = (struct comm_mpi *)comm;
+    set_parts(mpi, parts);
+    const char *bucket = (const char *)gradients + parts[0].begin * dtype_size(wide_type);
+    int code = MPI_Reduce_scatter(bucket, shard, mpi->counts, mpi_type(wide_type), MPI_SUM, mpi->world);
+    return mpi_error(comm, code, "MPI_Reduce_scatter", error);
+}
+
+static int mpi_all_gather(struct comm *comm, compute *parameters, enum dtype compute_type, const struct range *parts,
+                          struct error *error)
+{
+    struct comm_mpi *mpi = (struct comm_mpi *)comm;
+    set_parts(mpi, parts);
+    char *bucket = (char *)parameters + parts[0].begin * dtype_size(compute_type);
+    int code = MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, bucket, mpi->counts, mpi->displacements,
+                              mpi_type(compute_type), mpi->world);
+    return mpi_error(comm, code, "MPI_Allgatherv", error);
+}
+
+static int mpi_broadcast(struct comm *comm, void *bytes, uint64_t count, uint32_t root, struct error *error)
+{
+    struct comm_mpi *mpi = (struct comm_mpi *)comm;
+    if (count > INT_MAX)
+        return error_set(error, STATUS_INTERNAL, "a broadcast of %llu bytes is too large", (unsigned long long)count);
+    return mpi_error(comm, MPI_Bcast(bytes, (int)count, MPI_BYTE, (int)root, mpi->world), "MPI_Bcast", error);
+}
+
+static int mpi_barrier(struct comm *comm, struct error *error)
+{
+    return mpi_error(comm, MPI_Barrier(((struct comm_mpi *)comm)->world), "MPI_Barrier", error);
+}
+
+/* MPI_Abort ends all ranks of the job; should it return, this process still ends. */
+__attribute__((noreturn)) static void mpi_abort(struct comm *comm, int status)
+{
+    MPI_Abort(((struct comm_mpi *)comm)->world, status);
+    _exit(status);
+}
+
+static void mpi_close(struct comm *comm)
+{
+    struct comm_mpi *mpi = (struct comm_mpi *)comm;
+    if (mpi->world != MPI_COMM_NULL) MPI_Comm_free(&mpi->world);
+    free(mpi->counts);
+    free(mpi->displacements);
+    free(mpi);
+}
+
+/* Which rank of this host we are, and the cores its ranks may use together. */
+static int find_host(struct comm_mpi *mpi, struct error *error)
+{
+    struct comm *comm = &mpi->comm;
+    MPI_Comm host = MPI_COMM_NULL;
+    int code = MPI_Comm_split_type(mpi->world, MPI_COMM_TYPE_SHARED, (int)comm->rank, MPI_INFO_NULL, &host);
+    if (code != MPI_SUCCESS) return mpi_error(comm, code, "MPI_Comm_split_type", error);
+    int rank = 0, ranks = 1;
+    MPI_Comm_rank(host, &rank);
+    MPI_Comm_size(host, &ranks);
+    cpu_set_t own, all;
+    if (sched_getaffinity(0, sizeof own, &own)) CPU_ZERO(&own);
+    code = MPI_Allreduce(&own, &all, (int)sizeof own, MPI_BYTE, MPI_BOR, host);
+    comm->local_rank = (uint32_t)rank;
+    comm->local_ranks = (uint32_t)ranks;
+    comm->local_cores = (uint32_t)CPU_COUNT(&all);
+    MPI_Comm_free(&host);
+    return mpi_error(comm, code, "MPI_Allreduce", error);
+}
+
+/* "Open MPI v4.1.4, package: …" → "Open MPI v4.1.4" */
+static void find_transport(struct comm *comm)
+{
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "MPI";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    text[strcspn(text, ",\n")] = '\0';
+    snprintf(comm->transport, sizeof comm->transport, "%.*s", (int)sizeof comm->transport - 1, text);
+}
+
+int comm_open_mpi(struct comm **out, struct error *error)
+{
+    static const struct comm_class class = {
+        .reduce_scatter = mpi_reduce_scatter,
+        .all_gather = mpi_all_gather,
+        .broadcast = mpi_broadcast,
+        .barrier = mpi_barrier,
+        .abort = mpi_abort,
+        .close = mpi_close,
+    };
+    struct comm_mpi *mpi = calloc(1, sizeof *mpi);
+    if (!mpi) return error_set(error, STATUS_INTERNAL, "out of memory for a communicator");
+    mpi->comm.class = &class;
+    mpi->world = MPI_COMM_NULL;
+    int rank = 0, ranks = 1;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    mpi->comm.rank = (uint32_t)rank;
+    mpi->comm.ranks = (uint32_t)ranks;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    int result = mpi_error(&mpi->comm, MPI_Comm_dup(MPI_COMM_WORLD, &mpi->world), "MPI_Comm_dup", error);
+    if (!result) {
+        MPI_Comm_set_errhandler(mpi->world, MPI_ERRORS_RETURN);
+        result = find_host(mpi, error);
+    }
+    mpi->counts = calloc((size_t)ranks, sizeof *mpi->counts);
+    mpi->displacements = calloc((size_t)ranks, sizeof *mpi->displacements);
+    if (!result && (!mpi->counts || !mpi->displacements))
+        result = error_set(error, STATUS_INTERNAL, "out of memory for the counts of %d ranks", ranks);
+    if (result) {
+        mpi_close(&mpi->comm);
+        return result;
+    }
+    find_transport(&mpi->comm);
+    *out = &mpi->comm;
+    return 0;
+}
