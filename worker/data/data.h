@@ -1,13 +1,14 @@
 /*
  * Data sets: where sequences lie, how they are read, in what order they come. A language-model sequence is `context`
- * inputs and their `context` next tokens, starting at i·context of its file, never crossing a file; a row of a csv file is one
- * sequence. Reading is by index; nothing here knows of steps or ranks.
+ * inputs and their `context` next tokens, starting at i·context of its file, never crossing a file; a row of a csv file
+ * is one sequence. Reading is by index; nothing here knows of steps or ranks.
  */
 #ifndef GACC_DATA_H
 #define GACC_DATA_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
@@ -17,7 +18,7 @@ struct data_shape {
     uint32_t context, vocab;  /* language models, else 0 */
     uint32_t inputs, outputs; /* mlp, linear: x0…, y0…; with classes > 0, outputs is 1 and y0 is a class below it */
     uint32_t classes;
-    uint32_t size;            /* tape: g0… */
+    uint32_t size; /* tape: g0… */
 };
 void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape);
 
@@ -38,22 +39,31 @@ void micro_batch_close(struct micro_batch *batch);
 
 struct data;
 
-/* part: 't' the train set, 'v' the validation set (NULL in *out and 0 when the job has none). Checks everything that can be
- * checked before training: files exist and are readable (66), sizes and headers fit the format, every file holds at least one
- * sequence, every token is below vocab, csv rows parse (65: file, line or byte offset, found and wanted value). */
+/* Formats: bytes, u16, u32 (raw little-endian tokens), llmc (llm.c's header, then tokens), csv (a header line, then a
+ * row of numbers a line; columns by name: weight, x0…, y0… or g0…). A validation fraction f is cut from the end of the
+ * train set, all files in their order taken as one: n tokens (rows) are cut at ⌊n·(1−f)⌋; the file in which the cut
+ * falls is used on both sides of it. `spec` must outlive the data set. part: 't' the train set, 'v' the validation set
+ * (NULL in *out and 0 when the job has none). Checks everything that can be checked before training: files exist and
+ * are readable (66), sizes and headers fit the format, every file holds at least one sequence, every token is below
+ * vocab, csv rows parse (65: file, line or byte offset, found and wanted value). */
 int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, const struct data_shape *shape,
               struct error *error);
 uint64_t data_sequences(const struct data *data);
 /* Σ of the weights of a sequence's targets. */
 double data_weight(const struct data *data, uint64_t sequence);
-/* Appends sequence `sequence` to the batch (rows + 1). A file that shrank or fails while training: 65 or 74 naming it, never a signal. */
+/* Appends sequence `sequence` to the batch (rows + 1). A file that shrank or fails while training: 65 or 74 naming it,
+ * never a signal. */
 int data_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error);
 /* Where a sequence lies, for messages and blame; file is borrowed. */
 void data_locate(const struct data *data, uint64_t sequence, const char **file, uint64_t *offset_bytes);
 void data_close(struct data *data);
 
-/* The sequence at `position` of the epoch's order: a keyed bijection of 0…count−1, computed on demand (Feistel network with
- * cycle walking). ORDER_SEQUENTIAL: position itself. */
+/* Says what a file is, how much it holds, and that it is sound; the kind is told by content, then by extension (.csv,
+ * .bin). An unsound one is an error that says why (65, 66, 74). */
+int data_inspect(const char *path, FILE *to, struct error *error);
+
+/* The sequence at `position` of the epoch's order: a keyed bijection of 0…count−1, computed on demand (Feistel network
+ * with cycle walking). ORDER_SEQUENTIAL: position itself. */
 uint64_t order_sequence(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, uint64_t count, uint64_t position);
 
 #endif
