@@ -1,6 +1,6 @@
 /*
- * The loss-scale state machine: one per job, pure. (state, finite?) → state. Profiles reproduce the rules of four programs
- * exactly, so that a migrated run keeps its trajectory; the rules stand in loss_scale.c beside each profile.
+ * The loss-scale state machine: one per job, pure. (state, finite?) → state. Profiles reproduce the rules of four
+ * programs exactly, so that a migrated run keeps its trajectory; the rules stand in loss_scale.c beside each profile.
  */
 #ifndef GACC_LOSS_SCALE_H
 #define GACC_LOSS_SCALE_H
@@ -25,7 +25,7 @@ struct loss_scale_rules {
     uint32_t hysteresis; /* megatron, deepspeed; else 1 */
     bool consecutive_hysteresis;
     float minimum, maximum; /* 0: none */
-    bool stop_at_minimum;   /* false: clamp */
+    bool stop_at_minimum;   /* an overflow at the minimum stops at once; false: clamp */
     uint32_t stop_after;    /* skips in a row at a scale that can fall no further, then stop; 0: never */
 };
 
@@ -34,17 +34,18 @@ struct loss_scale {
     uint32_t growth_tracker;
     uint32_t hysteresis_tracker;
     uint32_t skips_at_minimum; /* in a row */
-    uint64_t steps;            /* finite or not, and the index of the last overflow: deepspeed counts from it */
-    int64_t last_overflow;
-    bool stop; /* the job ends with 76 */
+    bool stop;                 /* the job ends with 76 */
 };
 
 /* The profile's defaults for every field. */
 void loss_scale_rules_default(struct loss_scale_rules *rules, enum loss_scale_profile profile);
-/* NULL when the rules can be used, else what is wrong with them (a static text that names the key). */
+/* NULL when the rules can be used, else what is wrong with them (a static text that begins with the key below
+ * precision.loss_scale). */
 const char *loss_scale_rules_check(const struct loss_scale_rules *rules);
 void loss_scale_init(struct loss_scale *state, const struct loss_scale_rules *rules);
 /* After a step with a verdict APPLY (finite) or SKIP (not finite). EMPTY steps do not come here. */
 void loss_scale_update(struct loss_scale *state, const struct loss_scale_rules *rules, bool finite);
+/* The next overflow cannot lower the scale: it is static, at its minimum, or where 1/S would leave fp32. */
+bool loss_scale_at_minimum(const struct loss_scale *state, const struct loss_scale_rules *rules);
 
 #endif

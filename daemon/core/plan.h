@@ -1,7 +1,7 @@
 /*
- * Which sequences make up a step and who runs them, pure. The global batch t is a run of positions of an epoch's order that does
- * not depend on b, K or N; it is cut in order into M = ⌈count/b⌉ micro-batches, contiguous blocks of which go to ranks, earlier ranks
- * taking the extras. Global batches never cross an epoch.
+ * Which sequences make up a step and who runs them, pure. The global batch t is a run of positions of an epoch's order
+ * that does not depend on b, K or N; it is cut in order into M = ⌈count/b⌉ micro-batches, contiguous blocks of which go
+ * to ranks, earlier ranks taking the extras. Global batches never cross an epoch.
  */
 #ifndef GACC_PLAN_H
 #define GACC_PLAN_H
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct plan_rules {
-    uint64_t sequences; /* of the train set */
+    uint64_t sequences;            /* of the train set */
     uint32_t global, micro, ranks; /* B, b, N */
     bool drop_tail;
     uint64_t epochs; /* the data end after so many; 0: never */
@@ -27,8 +27,8 @@ struct plan {
     uint32_t micro_batches; /* M */
 };
 
-/* False when the data are over (epochs) or when no batch can be made (drop_tail with sequences < global). Moves the position past the
- * batch. */
+/* False when the data are over (epochs) or when no batch can be made (drop_tail with sequences < global). Moves the
+ * position past the batch. */
 bool plan_next(const struct plan_rules *rules, struct plan_position *position, struct plan *plan);
 /* Micro-batches [first, first + count) of the plan are rank's. */
 void plan_share(const struct plan *plan, uint32_t ranks, uint32_t rank, uint32_t *first, uint32_t *count);

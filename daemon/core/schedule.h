@@ -8,7 +8,7 @@ enum schedule_type { SCHEDULE_RULE_CONSTANT, SCHEDULE_RULE_LINEAR, SCHEDULE_RULE
 
 struct schedule {
     enum schedule_type type;
-    double lr, minimum; /* absolute */
+    double lr, minimum;            /* absolute */
     uint64_t warmup, total, decay; /* applied optimizer steps */
 };
 

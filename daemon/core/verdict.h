@@ -20,16 +20,18 @@ enum loss_weighting { WEIGHT_BY_TOKEN, WEIGHT_BY_MICRO_BATCH, WEIGHT_SUM };
 
 struct verdict {
     enum verdict_kind kind;
-    int fail_status;     /* of the first failing rank, with VERDICT_IS_FAIL */
+    int fail_status; /* of the first failing rank, with VERDICT_IS_FAIL */
     uint32_t fail_rank;
-    uint32_t nonfinite_rank; /* the first, with VERDICT_IS_SKIP */
+    uint32_t nonfinite_rank; /* the first with a non-finite shard, with VERDICT_IS_SKIP; ranks: only the sum over them
+                                is non-finite */
     double grad_norm_scaled, grad_norm, grad_norm_clipped, clip_coefficient; /* of an APPLY; else NaN */
-    double loss, weight;
+    double loss; /* NaN with VERDICT_IS_EMPTY and VERDICT_IS_FAIL */
+    double weight;
     uint32_t micro_batches;
 };
 
-/* Reports in rank order; sums are added in that order in fp64. clip_norm 0: no clipping. A sum of finite shards that is not
- * itself finite is a SKIP. */
+/* Reports in rank order; sums are added in that order in fp64. clip_norm 0: no clipping. A sum of finite shards that is
+ * not itself finite is a SKIP. FAIL goes before EMPTY, and EMPTY (no weight at all) before SKIP. */
 void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_weighting weighting, double clip_norm,
                 struct verdict *verdict);
 
