@@ -1,0 +1,156 @@
+/*
+ * The model as one safetensors file that all ranks write together: rank 0 makes it under a temporary name with its
+ * final size, every rank puts its own ranges in place, and only when all of them are on disk does it get its name.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "worker/safetensors.h"
+#include "worker/session_internal.h"
+
+struct export
+{
+    const char *path;
+    char temporary[PATH_MAX];
+    char *header;
+    size_t header_bytes;
+    uint64_t file_bytes;
+};
+
+/* All ranks learn of the first rank (in rank order) that failed and fail with its text; 0 when none did. */
+static int agree(struct comm *comm, const struct error *own, struct error *error)
+{
+    for (uint32_t rank = 0; rank < comm->ranks; rank++) {
+        struct error word = *own;
+        int result = comm_broadcast(comm, &word, sizeof word, rank, error);
+        if (result) return result;
+        if (word.status) return error_set(error, word.status, "%s", word.text);
+    }
+    return 0;
+}
+
+/* The table's tensors in table order, so that element i of the canonical index lies at header_bytes + i·size; then the
+ * tensors that are zero and stay so. */
+static int lay_out(const struct session *session, struct export *export, struct error *error)
+{
+    const struct tensor_table *tables[] = {&session->model->table, &session->model->zeros};
+    size_t count = tables[0]->count + tables[1]->count, at = 0;
+    struct safetensors_tensor *entries = calloc(count, sizeof *entries);
+    if (!entries) return error_set(error, STATUS_INTERNAL, "%s: out of memory for %zu tensors", export->path, count);
+    for (size_t table = 0; table < 2; table++)
+        for (size_t i = 0; i < tables[table]->count; i++) {
+            const struct tensor *tensor = &tables[table]->tensors[i];
+            struct safetensors_tensor *entry = &entries[at++];
+            entry->name = tensor->name;
+            entry->type = safetensors_type_of(session->wide_type);
+            entry->dimensions = tensor->dimensions;
+            for (int d = 0; d < tensor->dimensions; d++) entry->shape[d] = tensor->shape[d];
+        }
+    int result = safetensors_header(entries, count, &export->header, &export->header_bytes, error);
+    export->file_bytes = export->header_bytes;
+    for (size_t i = 0; i < count && !result; i++) export->file_bytes += entries[i].bytes;
+    free(entries);
+    if (!result &&
+        snprintf(export->temporary, sizeof export->temporary, "%s.tmp", export->path) >= (int)sizeof export->temporary)
+        result = error_set(error, STATUS_IO, "%s: the name is too long", export->path);
+    return result;
+}
+
+static int write_at(const struct export *export, int fd, const char *bytes, uint64_t count, uint64_t offset,
+                    struct error *error)
+{
+    while (count > 0) {
+        size_t part = count < 1u << 30 ? (size_t)count : 1u << 30;
+        ssize_t done = pwrite(fd, bytes, part, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
+        bytes += done;
+        offset += (uint64_t)done;
+        count -= (uint64_t)done;
+    }
+    return 0;
+}
+
+/* Flushes and closes; the first error of either, unless there is one already. */
+static int close_written(const struct export *export, int fd, int result, struct error *error)
+{
+    if (!result && fsync(fd)) result = error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
+    if (close(fd) && !result) result = error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
+    return result;
+}
+
+/* Rank 0: the file in its whole length, its space reserved, its header in place. */
+static int create(const struct export *export, struct error *error)
+{
+    int fd = open(export->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
+    int result = 0;
+    int reserved = posix_fallocate(fd, 0, (off_t) export->file_bytes);
+    if (reserved == EOPNOTSUPP || reserved == EINVAL) reserved = ftruncate(fd, (off_t) export->file_bytes) ? errno : 0;
+    if (reserved) result = error_set_errno(error, STATUS_IO, reserved, "%s", export->temporary);
+    if (!result) result = write_at(export, fd, export->header, export->header_bytes, 0, error);
+    return close_written(export, fd, result, error);
+}
+
+static int write_own_ranges(const struct session *session, const struct export *export, struct error *error)
+{
+    int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
+    uint64_t size = dtype_size(session->wide_type), at = 0;
+    int result = 0;
+    for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
+        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
+        uint64_t count = own.end - own.begin;
+        result = write_at(export, fd, element(session->master, at, session->wide_type), count * size,
+                          export->header_bytes + own.begin * size, error);
+        at += count;
+    }
+    return close_written(export, fd, result, error);
+}
+
+/* Rank 0: the finished file takes its name, durably. */
+static int publish(const struct export *export, struct error *error)
+{
+    char copy[PATH_MAX];
+    snprintf(copy, sizeof copy, "%s", export->path);
+    const char *folder = dirname(copy);
+    if (rename(export->temporary, export->path)) return error_set_errno(error, STATUS_IO, errno, "%s", export->path);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", folder);
+    int failed = fsync(fd) ? errno : 0;
+    close(fd);
+    return failed ? error_set_errno(error, STATUS_IO, failed, "%s", folder) : 0;
+}
+
+/* Each phase ends with all ranks agreeing that all of them got through it. */
+static int write_in_phases(struct session *session, const struct export *export, struct error *error)
+{
+    bool first = session->comm->rank == 0;
+    struct error own = {0};
+    if (first) create(export, &own);
+    int result = agree(session->comm, &own, error);
+    if (result) return result;
+    write_own_ranges(session, export, &own);
+    result = agree(session->comm, &own, error);
+    if (result) return result;
+    if (first) publish(export, &own);
+    return agree(session->comm, &own, error);
+}
+
+int session_write_model(struct session *session, const char *path, struct error *error)
+{
+    struct export export = {.path = path};
+    struct error own = session->failure; /* of the last evaluation */
+    if (!own.status) lay_out(session, &export, &own);
+    int result = agree(session->comm, &own, error);
+    if (!result) result = write_in_phases(session, &export, error);
+    if (result && session->comm->rank == 0 && *export.temporary) unlink(export.temporary);
+    free(export.header);
+    return result;
+}

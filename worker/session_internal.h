@@ -1,0 +1,118 @@
+/*
+ * What a session is made of, for the files that are the session: session.c (open, run, close), window.c (micro-batches
+ * and their loss seeds), step.c (one optimizer step), blame.c, evaluate.c, export.c, self_check.c.
+ */
+#ifndef GACC_SESSION_INTERNAL_H
+#define GACC_SESSION_INTERNAL_H
+
+#include "kernels/kernels.h"
+#include "worker/comm.h"
+#include "worker/data/data.h"
+#include "worker/layout.h"
+#include "worker/model.h"
+#include "worker/optimizer.h"
+#include "worker/session.h"
+#include "worker/step_state.h"
+
+struct session {
+    const Gacc__V1__JobSpec *job; /* borrowed, as comm and control are */
+    struct comm *comm;
+    struct control *control;
+    struct faults faults;
+
+    struct model *model;
+    struct data *train, *validation; /* validation: NULL without one */
+    struct kernels *kernels;
+    enum dtype compute_type, wide_type;
+
+    struct layout layout;
+    struct shard_map map;
+    struct run *runs; /* of the own shard */
+    size_t run_count;
+    uint64_t owned; /* elements of the own shard */
+
+    compute *parameters; /* [parameters] */
+    wide *gradients;     /* [parameters] accumulated over the window; zero outside it */
+    wide *shard;         /* [owned] gradient as reduced over ranks, still scaled */
+    wide *master;        /* [owned] */
+    struct optimizer optimizer;
+
+    struct micro_batch *batch; /* capacity b */
+    wide *seeds;               /* [b] */
+    struct activations *activations;
+    uint64_t *checksums; /* [tensors + 1], the last one of the master parameters; NULL unless self_check */
+
+    struct step_state machine;
+    struct error failure; /* a local error (status ≠ 0) that the next report carries */
+};
+
+/* A step under way. The session's, for the length of step_run. */
+struct step {
+    const Gacc__V1__Plan *plan, *next_plan; /* next_plan NULL: there will be no such step */
+    const Gacc__V1__Window *window;
+    Gacc__V1__Share share; /* own micro-batches */
+    double loss_sum, weight;
+    uint32_t micro_batches;      /* own ones that hold weight */
+    struct gradient_check check; /* of the own shard */
+    Gacc__V1__Seconds seconds;
+    double started;               /* seconds_now */
+    Gacc__V1__Decision *decision; /* the caller's to free, NULL unless step_run got that far */
+};
+
+/* Seconds of a monotonic clock. */
+double seconds_now(void);
+
+/* Element `index` of a buffer. */
+static inline void *element(const void *buffer, uint64_t index, enum dtype type)
+{
+    return (char *)(uintptr_t)buffer + index * dtype_size(type);
+}
+
+/* --- session.c ----------------------------------------------------------------------------------------------- */
+
+/* Enters a state and tells the control side. */
+int session_enter(struct session *session, Gacc__V1__State state, struct error *error);
+/* The validation sequences an evaluation goes over. */
+uint64_t session_evaluation_sequences(const struct session *session);
+
+/* --- window.c ------------------------------------------------------------------------------------------------ */
+
+/* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in double and rounded once: the only
+ * place where the loss is scaled or averaged. Returns S × averaging factor. */
+double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
+                  enum dtype wide_type, wide *seeds);
+
+/* Refuses (70) a plan that is not for these ranks, this micro-batch size or this data set. */
+int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan, struct error *error);
+/* Reads micro-batch `index` (global) of the plan into the session's batch. */
+int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error);
+/* The batch's pass over the model: its seeds are formed, gradients += with the backward. */
+struct pass window_pass(struct session *session, const Gacc__V1__Window *window);
+/* Weight and non-empty micro-batches of the own share of a plan, without reading it; zero for NULL. */
+void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
+                         uint32_t *micro_batches);
+void window_clear_gradients(struct session *session);
+
+/* --- step.c -------------------------------------------------------------------------------------------------- */
+
+/* One optimizer step, EnterStep to ExitStep and evaluation. step holds plans and window; the decision that ended it is
+ * left in step->decision. A FAIL decision is an error of its status. */
+int step_run(struct session *session, struct step *step, struct error *error);
+
+/* --- blame.c, evaluate.c, self_check.c ----------------------------------------------------------------------- */
+
+/* Where this rank's own part of a non-finite gradient came from, worked out from the still uncleared gradient and by
+ * running its micro-batches again, one by one. Overwrites the gradients. NULL: this rank's own gradient is finite, or
+ * memory is short. Freed with blame_free. */
+Gacc__V1__Blame *blame_find(struct session *session, const struct step *step);
+void blame_free(Gacc__V1__Blame *blame);
+
+/* This rank's block of the validation set, forward only. False when there is none or when reading failed (then the
+ * session's failure is set). */
+bool evaluate(struct session *session, Gacc__V1__Evaluation *result);
+
+/* Parameters as they are now, and whether they still are: the second names the first tensor that changed. */
+void self_check_remember(struct session *session);
+int self_check_compare(const struct session *session, struct error *error);
+
+#endif

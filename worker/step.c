@@ -1,0 +1,258 @@
+/*
+ * One optimizer step, in the order of its states. Nothing is communicated before Reduce; nothing is decided here: what
+ * the rank saw goes into one report, and the decision says what all ranks do.
+ */
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include "worker/session_internal.h"
+
+#define STATE(name) GACC__V1__STATE__STATE_##name
+
+double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Adds the time since *since to *total and starts anew. */
+static void clock_lap(double *since, double *total)
+{
+    double now = seconds_now();
+    *total += now - *since;
+    *since = now;
+}
+
+/* A local error does not keep the rank from the reduction: the others are waiting there. The report carries it. */
+static void fail_locally(struct session *session, const struct error *error)
+{
+    if (!session->failure.status) session->failure = *error;
+}
+
+static void plant_parameter_write(const struct session *session, const struct step *step)
+{
+    if (session->faults.parameter_write_at_step == step->plan->step && session->faults.rank == session->comm->rank)
+        *(unsigned char *)session->parameters ^= 1;
+}
+
+/* Forward and backward of the batch that was read. */
+static int run_micro_batch(struct session *session, struct step *step, struct error *error)
+{
+    int result = session_enter(session, STATE(MICRO_FORWARD), error);
+    if (result) return result;
+    struct pass pass = window_pass(session, step->window);
+    model_forward(session->model, &pass, session->activations);
+    result = session_enter(session, STATE(MICRO_BACKWARD), error);
+    if (result) return result;
+    model_backward(session->model, &pass, session->activations);
+
+    double n = session->batch->weight_sum;
+    bool by_micro_batch = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
+    step->loss_sum += by_micro_batch ? pass.loss_sum / n : pass.loss_sum;
+    step->weight += n;
+    step->micro_batches++;
+    return 0;
+}
+
+/* A micro-batch without weight is read and left out: it adds nothing, and its 0/0 is never formed. */
+static int accumulate(struct session *session, struct step *step, struct error *error)
+{
+    double clock = step->started;
+    if (session->failure.status) step_state_cut_short(&session->machine);
+    for (uint32_t k = 0; k < session->machine.micro_batches; k++) {
+        struct error unreadable = {0};
+        int failed = window_read(session, step->plan, step->share.first + k, &unreadable);
+        clock_lap(&clock, &step->seconds.data);
+        if (failed) {
+            fail_locally(session, &unreadable);
+            step_state_cut_short(&session->machine);
+            break;
+        }
+        int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, error) : 0;
+        if (!result) result = step_state_micro_batch_done(&session->machine, error);
+        if (result) return result;
+        plant_parameter_write(session, step);
+        clock_lap(&clock, &step->seconds.compute);
+    }
+    return session_enter(session, STATE(MAYBE_OVERFLOW_SIGNAL), error);
+}
+
+static int reduce(struct session *session, struct step *step, struct error *error)
+{
+    int result = session_enter(session, STATE(REDUCE), error);
+    if (result) return result;
+    double clock = seconds_now();
+    result = comm_reduce_scatter(session->comm, &session->map, session->gradients, session->shard, session->wide_type,
+                                 error);
+    clock_lap(&clock, &step->seconds.reduce);
+    return result;
+}
+
+/* One pass over the own shard: finite?, Σ raw², Σ (raw/S)². The gradient itself is unscaled where it is used, in the
+ * update. */
+static int unscale(struct session *session, struct step *step, struct error *error)
+{
+    int result = session_enter(session, STATE(UNSCALE), error);
+    if (result) return result;
+    double clock = seconds_now();
+    step->check = (struct gradient_check){.finite = true};
+    for (const struct run *run = session->runs; run < session->runs + session->run_count; run++) {
+        struct gradient_check part =
+            session->kernels->table->check(session->kernels, element(session->shard, run->first, session->wide_type),
+                                           run->count, 1 / step->window->scale);
+        step->check.finite &= part.finite;
+        step->check.sum_squares_scaled += part.sum_squares_scaled;
+        step->check.sum_squares += part.sum_squares;
+    }
+    struct error changed = {0};
+    if (session->checksums && self_check_compare(session, &changed)) fail_locally(session, &changed);
+    clock_lap(&clock, &step->seconds.update);
+    return 0;
+}
+
+static int report(struct session *session, struct step *step, struct error *error)
+{
+    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    failure.status = (uint32_t)session->failure.status;
+    failure.text = session->failure.text;
+    Gacc__V1__Report message = GACC__V1__REPORT__INIT;
+    message.step = step->plan->step;
+    if (session->failure.status) message.failure = &failure;
+    message.finite = step->check.finite;
+    message.sum_squares_scaled = step->check.sum_squares_scaled;
+    message.sum_squares = step->check.sum_squares;
+    message.loss_sum = step->loss_sum;
+    message.weight = step->weight;
+    message.micro_batches = step->micro_batches;
+    window_share_weight(session, step->next_plan, &message.next_weight, &message.next_micro_batches);
+    message.reduce_scatters = session->comm->counts.reduce_scatter;
+    message.reduce_scatter_bytes = session->comm->counts.reduce_scatter_bytes;
+    message.seconds = &step->seconds;
+    double clock = seconds_now();
+    step->seconds.step = clock - step->started;
+    int result = session->control->report(session->control, &message, &step->decision, error);
+    clock_lap(&clock, &step->seconds.decision);
+    return result;
+}
+
+/* The rank now knows what all ranks do. A decision it cannot follow is refused before anything changes. */
+static int take_decision(struct session *session, struct step *step, struct error *error)
+{
+    int result = session_enter(session, STATE(CLIP), error);
+    if (result) return result;
+    const Gacc__V1__Decision *decision = step->decision;
+    uint64_t number = step->plan->step;
+    if (decision->verdict == GACC__V1__VERDICT__VERDICT_FAIL) {
+        session_enter(session, STATE(FINISHED), error);
+        if (!decision->failure || !decision->failure->status)
+            return error_set(error, STATUS_INTERNAL,
+                             "step %" PRIu64 ": the coordinator ends the job and does not say why", number);
+        return error_set(error, (enum status)decision->failure->status, "%s", decision->failure->text);
+    }
+    if (decision->step != number)
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": a decision for step %" PRIu64 " came", number,
+                         decision->step);
+    if (decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY && (!step->check.finite || session->failure.status))
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": told to apply a gradient that is not usable",
+                         number);
+    return 0;
+}
+
+/* Rounds the own master parameters into the compute-type ones. */
+static void publish_own_parameters(struct session *session)
+{
+    uint64_t at = 0;
+    for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
+        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
+        session->kernels->table->cast(session->kernels, element(session->parameters, own.begin, session->compute_type),
+                                      element(session->master, at, session->wide_type), own.end - own.begin);
+        at += own.end - own.begin;
+    }
+}
+
+/* The S that unscales is the one stamped on the window the gradient was made in. */
+static int step_or_skip(struct session *session, struct step *step, Gacc__V1__Blame **blame, struct error *error)
+{
+    int result = session_enter(session, STATE(STEP_OR_SKIP), error);
+    if (result) return result;
+    if (step->decision->verdict == GACC__V1__VERDICT__VERDICT_SKIP) *blame = blame_find(session, step);
+    if (step->decision->verdict != GACC__V1__VERDICT__VERDICT_APPLY) return 0;
+    double clock = seconds_now();
+    struct optimizer_step applied = {
+        .lr = step->window->lr,
+        .unscale = step->decision->clip_coefficient / step->window->scale,
+        .t = step->window->optimizer_steps + 1,
+    };
+    optimizer_apply(&session->optimizer, session->kernels, &session->layout, session->runs, session->run_count,
+                    session->master, session->shard, &applied);
+    publish_own_parameters(session);
+    clock_lap(&clock, &step->seconds.update);
+    return 0;
+}
+
+/* Gradients are cleared here and nowhere else, whatever the verdict. */
+static int exit_step(struct session *session, struct step *step, struct error *error)
+{
+    int result = session_enter(session, STATE(EXIT_STEP), error);
+    if (result) return result;
+    double clock = seconds_now();
+    if (step->decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY)
+        result = comm_all_gather(session->comm, &session->map, session->parameters, session->compute_type, error);
+    clock_lap(&clock, &step->seconds.gather);
+    window_clear_gradients(session);
+    step->seconds.step = seconds_now() - step->started;
+    return result;
+}
+
+static int step_done(struct session *session, struct step *step, Gacc__V1__Blame *blame, struct error *error)
+{
+    Gacc__V1__StepDone message = GACC__V1__STEP_DONE__INIT;
+    Gacc__V1__Evaluation evaluation = GACC__V1__EVALUATION__INIT;
+    if (step->decision->evaluate) {
+        int result = session_enter(session, STATE(EVALUATE), error);
+        if (result) return result;
+        if (evaluate(session, &evaluation)) message.evaluation = &evaluation;
+    }
+    message.step = step->plan->step;
+    message.all_gathers = session->comm->counts.all_gather;
+    message.all_gather_bytes = session->comm->counts.all_gather_bytes;
+    message.control_collectives = session->comm->counts.control;
+    message.seconds = &step->seconds;
+    message.blame = blame;
+    session->comm->counts = (struct comm_counts){0};
+    return session->control->step_done(session->control, &message, error);
+}
+
+static int begin(struct session *session, struct step *step, struct error *error)
+{
+    step->share = *step->plan->shares[session->comm->rank];
+    step->seconds = (Gacc__V1__Seconds)GACC__V1__SECONDS__INIT;
+    step->started = seconds_now();
+    if (step->window->step != step->plan->step)
+        return error_set(error, STATUS_INTERNAL, "the window of step %" PRIu64 " meets the plan of step %" PRIu64,
+                         step->window->step, step->plan->step);
+    int result = step_state_begin(&session->machine, step->plan->step, step->share.count, error);
+    if (result) return result;
+    session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
+    if (session->checksums) self_check_remember(session);
+    return 0;
+}
+
+int step_run(struct session *session, struct step *step, struct error *error)
+{
+    Gacc__V1__Blame *blame = NULL;
+    int result = begin(session, step, error);
+    if (!result) result = accumulate(session, step, error);
+    if (!result) result = reduce(session, step, error);
+    if (!result) result = unscale(session, step, error);
+    if (!result) result = report(session, step, error);
+    if (!result) result = take_decision(session, step, error);
+    if (!result) result = step_or_skip(session, step, &blame, error);
+    if (!result) result = session_enter(session, STATE(UPDATE_SCALE), error); /* the next S came with the decision */
+    if (!result) result = exit_step(session, step, error);
+    if (!result) result = step_done(session, step, blame, error);
+    blame_free(blame);
+    return result;
+}

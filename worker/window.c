@@ -1,0 +1,128 @@
+/*
+ * The accumulation window: which sequences a micro-batch holds, what its loss is multiplied by, and how it goes over
+ * the model.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "worker/session_internal.h"
+
+double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
+                  enum dtype wide_type, wide *seeds)
+{
+    double divisor = 1; /* sum */
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = window->weight;
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH) divisor = window->micro_batches * batch->weight_sum;
+    for (size_t row = 0; row < batch->rows; row++) {
+        double weight = batch->weight[row];
+        double seed = weight == 0 ? 0 : window->scale * weight / divisor;
+        if (wide_type == DTYPE_FP64)
+            ((double *)seeds)[row] = seed;
+        else
+            ((float *)seeds)[row] = (float)seed;
+    }
+    return window->scale / divisor;
+}
+
+static uint32_t plan_micro_batches(const Gacc__V1__Plan *plan)
+{
+    return (uint32_t)(((uint64_t)plan->count + plan->micro - 1) / plan->micro);
+}
+
+int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan, struct error *error)
+{
+    uint64_t sequences = data_sequences(session->train);
+    if (plan->n_shares != session->comm->ranks)
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": a plan for %zu ranks meets %u", plan->step,
+                         plan->n_shares, session->comm->ranks);
+    if (plan->micro == 0 || plan->micro > session->batch->capacity)
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": micro-batches of %u sequences meet room for %zu",
+                         plan->step, plan->micro, session->batch->capacity);
+    if (plan->first > sequences || plan->count > sequences - plan->first)
+        return error_set(error, STATUS_INTERNAL,
+                         "step %" PRIu64 ": positions %" PRIu64 "…%" PRIu64 " are not in a data set of %" PRIu64,
+                         plan->step, plan->first, plan->first + plan->count, sequences);
+    const Gacc__V1__Share *share = plan->shares[session->comm->rank];
+    if ((uint64_t)share->first + share->count > plan_micro_batches(plan))
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": micro-batches %u…%u of %u", plan->step,
+                         share->first, share->first + share->count, plan_micro_batches(plan));
+    return 0;
+}
+
+/* The sequences of a micro-batch are at positions [begin, end) of the epoch's order; the last micro-batch may be short.
+ */
+static struct range micro_batch_positions(const Gacc__V1__Plan *plan, uint32_t index)
+{
+    uint64_t begin = (uint64_t)index * plan->micro;
+    uint64_t end = begin + plan->micro < plan->count ? begin + plan->micro : plan->count;
+    return (struct range){plan->first + begin, plan->first + end};
+}
+
+static uint64_t sequence_at(const struct session *session, const Gacc__V1__Plan *plan, uint64_t position)
+{
+    return order_sequence(session->job->data->order, session->job->job->seed, plan->epoch,
+                          data_sequences(session->train), position);
+}
+
+static int planted_error(const struct session *session, const Gacc__V1__Plan *plan, uint64_t sequence,
+                         struct error *error)
+{
+    if (session->faults.data_error_at_step != plan->step || session->faults.rank != session->comm->rank) return 0;
+    const char *file;
+    uint64_t offset;
+    data_locate(session->train, sequence, &file, &offset);
+    return error_set(error, STATUS_DATA, "%s: byte %" PRIu64 ": a planted error", file, offset);
+}
+
+int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error)
+{
+    struct micro_batch *batch = session->batch;
+    struct range positions = micro_batch_positions(plan, index);
+    batch->index = index;
+    batch->rows = 0;
+    batch->weight_sum = 0;
+    for (uint64_t position = positions.begin; position < positions.end; position++) {
+        uint64_t sequence = sequence_at(session, plan, position);
+        int result = planted_error(session, plan, sequence, error);
+        if (!result) result = data_read(session->train, sequence, batch, error);
+        if (result) return result;
+    }
+    return 0;
+}
+
+struct pass window_pass(struct session *session, const Gacc__V1__Window *window)
+{
+    return (struct pass){
+        .kernels = session->kernels,
+        .parameters = session->parameters,
+        .gradients = session->gradients,
+        .batch = session->batch,
+        .averaging =
+            loss_seeds(session->job->batch->weighting, window, session->batch, session->wide_type, session->seeds),
+        .seed = session->seeds,
+        .dropout_seed = session->job->job->seed,
+        .attempt = window->step,
+    };
+}
+
+void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
+                         uint32_t *micro_batches)
+{
+    *weight = 0;
+    *micro_batches = 0;
+    if (!plan) return;
+    const Gacc__V1__Share *share = plan->shares[session->comm->rank];
+    for (uint32_t index = share->first; index < share->first + share->count; index++) {
+        double sum = 0; /* per micro-batch first, as window_read adds them up */
+        struct range positions = micro_batch_positions(plan, index);
+        for (uint64_t position = positions.begin; position < positions.end; position++)
+            sum += data_weight(session->train, sequence_at(session, plan, position));
+        *weight += sum;
+        *micro_batches += sum > 0;
+    }
+}
+
+void window_clear_gradients(struct session *session)
+{
+    memset(session->gradients, 0, (size_t)session->map.parameters * dtype_size(session->wide_type));
+}
