@@ -50,7 +50,7 @@ static int line_error(const struct lines *lines, struct error *error, const char
 /* Reads on; makes room by moving what is left to the front, then by growing, up to 2·LINE_MAX_BYTES. */
 static int fill(struct lines *lines, struct error *error)
 {
-    memmove(lines->text, lines->text + lines->from, lines->to - lines->from);
+    if (lines->from > 0) memmove(lines->text, lines->text + lines->from, lines->to - lines->from);
     lines->to -= lines->from;
     lines->from = 0;
     if (lines->to > LINE_MAX_BYTES) return line_error(lines, error, "the line is longer than 16 MiB");
