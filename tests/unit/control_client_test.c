@@ -1,0 +1,508 @@
+/*
+ * The worker's line to the coordinator, against a small server over a unix socket: one connection, one thread, and one
+ * way of behaving per test.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <arpa/inet.h>
+#include <cmocka.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/rpc/rpc.h"
+#include "worker/control_client.h"
+
+enum behaviour {
+    OBLIGING,            /* Welcome, Decision, Farewell as asked */
+    FAREWELL_TO_HELLO,   /* 65 */
+    FAREWELL_TO_REPORT,  /* unsolicited, 70 */
+    HANGS_UP_ON_REPORT,  /* the connection is gone */
+    ENDS_CALL_ON_REPORT, /* the stream is gone, in order */
+    GARBAGE_TO_REPORT,   /* bytes that are no message */
+    WELCOME_TO_REPORT,   /* a message nobody waits for */
+    SILENT_ON_REPORT,    /* reads no more */
+};
+
+struct server {
+    enum behaviour behaviour;
+    uint8_t secret[CONTROL_SECRET];
+    int listener;
+    char address[128];
+    pthread_t thread;
+    atomic_bool stop;
+    atomic_int states, steps_done;
+    _Atomic uint64_t last_state; /* step·100 + state */
+    bool hang_up, silent;
+};
+
+static void answer(struct rpc_call *call, const Gacc__V1__CoordinatorMessage *message)
+{
+    uint8_t packed[4096];
+    size_t length = gacc__v1__coordinator_message__pack(message, packed);
+    assert_int_equal(rpc_call_send(call, packed, length), 0);
+}
+
+static void answer_farewell(struct rpc_call *call, uint32_t status, const char *text)
+{
+    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    Gacc__V1__Farewell farewell = GACC__V1__FAREWELL__INIT;
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    failure.status = status;
+    failure.text = (char *)(uintptr_t)text;
+    farewell.failure = status != 0 ? &failure : NULL;
+    farewell.print = status != 0;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_FAREWELL;
+    message.farewell = &farewell;
+    answer(call, &message);
+}
+
+static void answer_welcome(struct rpc_call *call)
+{
+    Gacc__V1__Plan plan = GACC__V1__PLAN__INIT;
+    Gacc__V1__Welcome welcome = GACC__V1__WELCOME__INIT;
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    plan.step = 1;
+    welcome.plan = &plan;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_WELCOME;
+    message.welcome = &welcome;
+    answer(call, &message);
+}
+
+static void answer_decision(struct rpc_call *call, uint64_t step)
+{
+    Gacc__V1__Decision decision = GACC__V1__DECISION__INIT;
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    decision.step = step;
+    decision.verdict = GACC__V1__VERDICT__VERDICT_APPLY;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
+    message.decision = &decision;
+    answer(call, &message);
+}
+
+static void answer_report(struct server *server, struct rpc_call *call, const Gacc__V1__Report *report)
+{
+    switch (server->behaviour) {
+    case FAREWELL_TO_REPORT:
+        answer_farewell(call, 70, "rank 3 is gone");
+        break;
+    case HANGS_UP_ON_REPORT:
+        server->hang_up = true;
+        break;
+    case ENDS_CALL_ON_REPORT:
+        rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too slow");
+        break;
+    case GARBAGE_TO_REPORT:
+        rpc_call_send(call, (const uint8_t *)"\xff\xff\xff", 3);
+        break;
+    case WELCOME_TO_REPORT:
+        answer_welcome(call);
+        break;
+    case SILENT_ON_REPORT:
+        server->silent = true;
+        break;
+    default:
+        answer_decision(call, report->step);
+        break;
+    }
+}
+
+static void join_begin(struct rpc_call *call, void *context)
+{
+    struct server *server = context;
+    const char *text = rpc_call_metadata(call, "gacc-secret-bin");
+    uint8_t secret[CONTROL_SECRET];
+    if (text == NULL || rpc_base64_decode(secret, sizeof secret, text) != CONTROL_SECRET ||
+        memcmp(secret, server->secret, CONTROL_SECRET) != 0) {
+        rpc_call_finish(call, RPC_UNAUTHENTICATED, "wrong secret");
+    }
+}
+
+static void join_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    struct server *server = context;
+    Gacc__V1__WorkerMessage *message = gacc__v1__worker_message__unpack(NULL, length, bytes);
+    assert_non_null(message);
+    switch (message->body_case) {
+    case GACC__V1__WORKER_MESSAGE__BODY_HELLO:
+        if (server->behaviour == FAREWELL_TO_HELLO)
+            answer_farewell(call, 65, "rank 1: train.csv:3: not a number");
+        else
+            answer_welcome(call);
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_REPORT:
+        answer_report(server, call, message->report);
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_FINISHED:
+        answer_farewell(call, 0, "");
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_STEP_DONE:
+        server->steps_done++;
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_STATE:
+        server->states++;
+        server->last_state = message->state->step * 100 + (uint64_t)message->state->state;
+        break;
+    default:
+        break;
+    }
+    gacc__v1__worker_message__free_unpacked(message, NULL);
+}
+
+static const struct rpc_method methods[] = {
+    {.path = "/gacc.v1.Workers/Join", .begin = join_begin, .message = join_message},
+    {0},
+};
+
+static void serve(struct server *server, int fd)
+{
+    struct rpc_connection *connection;
+    struct error error;
+    rpc_server_open(&connection, methods, server, NULL, &error);
+    while (!server->stop && !server->hang_up) {
+        static uint8_t buffer[65536];
+        struct pollfd ready = {.fd = server->silent ? -1 : fd, .events = POLLIN};
+        if (poll(&ready, 1, 10) <= 0) continue;
+        ssize_t length = recv(fd, buffer, sizeof buffer, 0);
+        if (length <= 0 || rpc_input(connection, buffer, (size_t)length, &error) != 0) break;
+        const uint8_t *bytes;
+        for (size_t size; !server->hang_up && (size = rpc_output(connection, &bytes)) > 0;) {
+            if (send(fd, bytes, size, MSG_NOSIGNAL) < 0) break;
+        }
+    }
+    rpc_close(connection);
+}
+
+static void *server_thread(void *context)
+{
+    struct server *server = context;
+    int fd = accept(server->listener, NULL, NULL);
+    if (fd < 0) return NULL;
+    serve(server, fd);
+    close(fd);
+    return NULL;
+}
+
+static int listen_unix(struct server *server)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "/tmp/gacc-control-client-test.%d", (int)getpid());
+    snprintf(server->address, sizeof server->address, "unix:%s", at.sun_path);
+    unlink(at.sun_path);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    return fd;
+}
+
+static int listen_tcp(struct server *server)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    getsockname(fd, (struct sockaddr *)&at, &length);
+    snprintf(server->address, sizeof server->address, "tcp://127.0.0.1:%d", ntohs(at.sin_port));
+    return fd;
+}
+
+static void server_start(struct server *server, enum behaviour behaviour, int (*listen_on)(struct server *))
+{
+    *server = (struct server){.behaviour = behaviour};
+    for (int i = 0; i < CONTROL_SECRET; i++) server->secret[i] = (uint8_t)(255 - 7 * i);
+    server->listener = listen_on(server);
+    assert_int_equal(listen(server->listener, 1), 0);
+    pthread_create(&server->thread, NULL, server_thread, server);
+}
+
+static void server_stop(struct server *server)
+{
+    server->stop = true;
+    shutdown(server->listener, SHUT_RDWR);
+    pthread_join(server->thread, NULL);
+    close(server->listener);
+    if (strncmp(server->address, "unix:", 5) == 0) unlink(server->address + 5);
+}
+
+/* What the events said. */
+struct heard {
+    atomic_int losses, farewells;
+    char text[1024];
+    uint32_t status;
+    bool print, signals_blocked;
+};
+
+static void on_lost(void *context, const struct error *error)
+{
+    struct heard *heard = context;
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    heard->signals_blocked = sigismember(&blocked, SIGTERM) == 1 && sigismember(&blocked, SIGUSR1) == 1;
+    snprintf(heard->text, sizeof heard->text, "%s", error->text);
+    heard->losses++;
+}
+
+static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
+{
+    struct heard *heard = context;
+    snprintf(heard->text, sizeof heard->text, "%s", farewell->failure->text);
+    heard->status = farewell->failure->status;
+    heard->print = farewell->print;
+    heard->farewells++;
+}
+
+struct line {
+    struct server server;
+    struct heard heard;
+    struct control *control;
+    struct error error;
+};
+
+static int line_open(struct line *line, enum behaviour behaviour, int (*listen_on)(struct server *),
+                     double timeout_seconds)
+{
+    memset(line, 0, sizeof *line);
+    server_start(&line->server, behaviour, listen_on);
+    const struct control_client_events events = {on_lost, on_farewell, &line->heard};
+    return control_client_open(&line->control, line->server.address, line->server.secret, 1, timeout_seconds, &events,
+                               &line->error);
+}
+
+static void line_close(struct line *line)
+{
+    control_client_close(line->control);
+    server_stop(&line->server);
+}
+
+static int say_hello(struct line *line)
+{
+    Gacc__V1__Hello hello = GACC__V1__HELLO__INIT;
+    Gacc__V1__Welcome *welcome = NULL;
+    int result = line->control->hello(line->control, &hello, &welcome, &line->error);
+    if (result != 0) return result;
+    assert_int_equal(welcome->plan->step, 1);
+    gacc__v1__welcome__free_unpacked(welcome, NULL);
+    return 0;
+}
+
+static int report_step(struct line *line, uint64_t step)
+{
+    Gacc__V1__Report report = GACC__V1__REPORT__INIT;
+    Gacc__V1__Decision *decision = NULL;
+    report.step = step;
+    int result = line->control->report(line->control, &report, &decision, &line->error);
+    if (result != 0) return result;
+    assert_int_equal(decision->step, step);
+    gacc__v1__decision__free_unpacked(decision, NULL);
+    return 0;
+}
+
+static void finish(struct line *line)
+{
+    Gacc__V1__Finished finished = GACC__V1__FINISHED__INIT;
+    Gacc__V1__Farewell *farewell = NULL;
+    assert_int_equal(line->control->finished(line->control, &finished, &farewell, &line->error), 0);
+    assert_null(farewell->failure);
+    gacc__v1__farewell__free_unpacked(farewell, NULL);
+}
+
+static void pause_ms(long milliseconds)
+{
+    nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
+}
+
+static void run_a_job(struct line *line)
+{
+    assert_int_equal(say_hello(line), 0);
+    for (uint64_t step = 0; step < 200; step++) {
+        assert_int_equal(report_step(line, step), 0);
+        Gacc__V1__StepDone done = GACC__V1__STEP_DONE__INIT;
+        done.step = step;
+        assert_int_equal(line->control->step_done(line->control, &done, &line->error), 0);
+    }
+    finish(line);
+    assert_int_equal(line->server.steps_done, 200); /* all before Finished, in order */
+    assert_false(control_client_prints(line->control));
+    line_close(line);
+    assert_int_equal(line->heard.losses + line->heard.farewells, 0);
+}
+
+static void test_a_job_from_hello_to_farewell_over_a_unix_socket(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, OBLIGING, listen_unix, 5), 0);
+    run_a_job(&line);
+}
+
+static void test_a_job_from_hello_to_farewell_over_tcp(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, OBLIGING, listen_tcp, 5), 0);
+    run_a_job(&line);
+}
+
+static void test_a_farewell_to_hello_is_the_callers(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, FAREWELL_TO_HELLO, listen_unix, 5), 0);
+    assert_int_equal(say_hello(&line), -STATUS_DATA);
+    assert_string_equal(line.error.text, "rank 1: train.csv:3: not a number");
+    assert_true(control_client_prints(line.control));
+    line_close(&line);
+    assert_int_equal(line.heard.losses + line.heard.farewells, 0);
+}
+
+static void test_an_unsolicited_farewell_is_an_event_and_frees_the_caller(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, FAREWELL_TO_REPORT, listen_unix, 5), 0);
+    assert_int_equal(say_hello(&line), 0);
+    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
+    assert_string_equal(line.error.text, "rank 3 is gone");
+    assert_int_equal(line.heard.farewells, 1);
+    assert_int_equal(line.heard.status, 70);
+    assert_true(line.heard.print);
+    assert_int_equal(line.heard.losses, 0);
+    line_close(&line);
+    assert_int_equal(line.heard.losses, 0);
+}
+
+static void lost_with(enum behaviour behaviour, double timeout_seconds, const char *text)
+{
+    struct line line;
+    assert_int_equal(line_open(&line, behaviour, listen_unix, timeout_seconds), 0);
+    assert_int_equal(say_hello(&line), 0);
+    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
+    assert_string_equal(line.error.text, text);
+    assert_int_equal(line.heard.losses, 1);
+    assert_string_equal(line.heard.text, text);
+    assert_true(line.heard.signals_blocked);
+    assert_int_equal(report_step(&line, 1), -STATUS_INTERNAL); /* and so does every later call, at once */
+    line_close(&line);
+    assert_int_equal(line.heard.losses, 1);
+}
+
+static void test_a_coordinator_that_dies_is_lost(void **state)
+{
+    (void)state;
+    lost_with(HANGS_UP_ON_REPORT, 5, "the coordinator is gone: it closed the connection");
+}
+
+static void test_a_stream_that_ends_is_lost(void **state)
+{
+    (void)state;
+    lost_with(ENDS_CALL_ON_REPORT, 5, "the coordinator is gone: too slow (grpc-status 8)");
+}
+
+static void test_a_message_that_is_none_is_lost(void **state)
+{
+    (void)state;
+    lost_with(GARBAGE_TO_REPORT, 5,
+              "the coordinator is gone: it sent a message of 3 bytes that is not a CoordinatorMessage");
+}
+
+static void test_a_message_nobody_waits_for_is_lost(void **state)
+{
+    (void)state;
+    lost_with(WELCOME_TO_REPORT, 5, "the coordinator is gone: it sent a message nobody waits for (1)");
+}
+
+static void test_a_coordinator_that_falls_silent_is_lost_after_the_timeout(void **state)
+{
+    (void)state;
+    lost_with(SILENT_ON_REPORT, 0.3, "the coordinator is gone: it has not answered for 0.3 s");
+}
+
+static void test_a_wrong_secret_is_told(void **state)
+{
+    (void)state;
+    struct line line = {0};
+    server_start(&line.server, OBLIGING, listen_unix);
+    const struct control_client_events events = {on_lost, on_farewell, &line.heard};
+    const uint8_t wrong[CONTROL_SECRET] = {1};
+    assert_int_equal(control_client_open(&line.control, line.server.address, wrong, 1, 5, &events, &line.error), 0);
+    assert_int_equal(say_hello(&line), -STATUS_INTERNAL);
+    assert_string_equal(line.error.text, "the coordinator is gone: wrong secret (grpc-status 16)");
+    line_close(&line);
+}
+
+static void test_states_are_sent_when_they_change_and_as_a_heartbeat(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, OBLIGING, listen_unix, 0.4), 0); /* a heartbeat every 100 ms */
+    assert_int_equal(say_hello(&line), 0);
+    for (uint64_t step = 1; step <= 300; step++) { /* 300 changes within 300 ms: at most 7 are worth sending */
+        line.control->state(line.control, step, GACC__V1__STATE__STATE_REDUCE, 0);
+        pause_ms(1);
+    }
+    pause_ms(120);
+    assert_int_equal(line.server.last_state, 300 * 100 + GACC__V1__STATE__STATE_REDUCE);
+    int changes = line.server.states;
+    assert_in_range(changes, 2, 14);
+    pause_ms(450);
+    assert_in_range(line.server.states - changes, 2, 5);
+    line_close(&line);
+    assert_int_equal(line.heard.losses, 0);
+}
+
+static void test_an_address_that_cannot_be_reached_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address, *text;
+    } cases[] = {
+        {"unix:/nonexistent/socket",
+         "cannot reach the coordinator at unix:/nonexistent/socket: No such file or directory"},
+        {"tcp://127.0.0.1:1", "cannot reach the coordinator at tcp://127.0.0.1:1: Connection refused"},
+        {"tcp://[::1]:1", "cannot reach the coordinator at tcp://[::1]:1: "},
+        {"tcp://127.0.0.1", "the coordinator's address tcp://127.0.0.1 is not tcp://HOST:PORT"},
+        {"http://x:1", "the coordinator's address http://x:1 is neither unix:PATH nor tcp://HOST:PORT"},
+    };
+    struct heard heard = {0};
+    const struct control_client_events events = {on_lost, on_farewell, &heard};
+    const uint8_t secret[CONTROL_SECRET] = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct control *control;
+        struct error error;
+        assert_int_equal(control_client_open(&control, cases[i].address, secret, 0, 1, &events, &error),
+                         -STATUS_UNAVAILABLE);
+        error.text[strlen(cases[i].text)] = '\0';
+        assert_string_equal(error.text, cases[i].text);
+    }
+    assert_int_equal(heard.losses, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_job_from_hello_to_farewell_over_a_unix_socket),
+        cmocka_unit_test(test_a_job_from_hello_to_farewell_over_tcp),
+        cmocka_unit_test(test_a_farewell_to_hello_is_the_callers),
+        cmocka_unit_test(test_an_unsolicited_farewell_is_an_event_and_frees_the_caller),
+        cmocka_unit_test(test_a_coordinator_that_dies_is_lost),
+        cmocka_unit_test(test_a_stream_that_ends_is_lost),
+        cmocka_unit_test(test_a_message_that_is_none_is_lost),
+        cmocka_unit_test(test_a_message_nobody_waits_for_is_lost),
+        cmocka_unit_test(test_a_coordinator_that_falls_silent_is_lost_after_the_timeout),
+        cmocka_unit_test(test_a_wrong_secret_is_told),
+        cmocka_unit_test(test_states_are_sent_when_they_change_and_as_a_heartbeat),
+        cmocka_unit_test(test_an_address_that_cannot_be_reached_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

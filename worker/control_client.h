@@ -1,0 +1,39 @@
+/*
+ * A rank's line to the coordinator: `struct control` over one gRPC stream (gacc.v1.Workers/Join). A thread of its own,
+ * with all signals blocked, alone owns the socket and the stream; whoever calls leaves a message and takes the answer
+ * through a one-slot mailbox. One thread at a time may call hello, report, step_done and finished; state may be called
+ * beside it.
+ *
+ * The coordinator hears from a rank at least once a second (a state, a ping), and a coordinator that does not answer a
+ * ping within the timeout counts as gone.
+ */
+#ifndef GACC_CONTROL_CLIENT_H
+#define GACC_CONTROL_CLIENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "worker/session.h"
+
+#define CONTROL_SECRET 32
+
+struct control_client_events {
+    /* The stream broke without a farewell. Called once, on the control thread, before a blocked caller returns
+     * -STATUS_INTERNAL with the same text. Need not return. */
+    void (*lost)(void *context, const struct error *error);
+    /* A farewell nobody waited for: another process is gone. Called once, on the control thread, before a blocked
+     * caller returns the farewell's negated status. Need not return. */
+    void (*farewell)(void *context, const Gacc__V1__Farewell *farewell);
+    void *context;
+};
+
+/* address: unix:PATH or tcp://HOST:PORT. timeout_seconds: for connecting, and for the coordinator's silence later. The
+ * events are copied; both callbacks are required. Fails with 69 when the coordinator cannot be reached. */
+int control_client_open(struct control **out, const char *address, const uint8_t secret[CONTROL_SECRET], uint32_t rank,
+                        double timeout_seconds, const struct control_client_events *events, struct error *error);
+/* Whether the farewell that answered hello or finished told this rank to print. */
+bool control_client_prints(const struct control *control);
+/* Ends the stream and the thread; not from one of the events. NULL is allowed. */
+void control_client_close(struct control *control);
+
+#endif
