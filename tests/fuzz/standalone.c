@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-enum { SEEDS_MAX = 64, SEED_MAX_BYTES = 1 << 14, MUTATIONS = 2000, CHANGES = 6 };
+enum { SEEDS_MAX = 64, SEED_MAX_BYTES = 1 << 14, MUTATIONS = 20000, CHANGES = 6 };
 
 struct input {
     size_t size;

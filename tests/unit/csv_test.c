@@ -172,16 +172,14 @@ static void the_header_must_name_just_the_columns_of_the_model(void **state)
     (void)state;
     refused(&two_one, "x0,y0\n1,2\n",
             ":1: column x1 is missing; the columns of this model are weight (optional), x0…x1, y0");
-    refused(
-        &two_one, "x0,x1,y0,wieght\n1,2,3,4\n",
-        ":1: unknown column 'wieght'; the columns of this model are weight (optional), x0…x1, y0");
+    refused(&two_one, "x0,x1,y0,wieght\n1,2,3,4\n",
+            ":1: unknown column 'wieght'; the columns of this model are weight (optional), x0…x1, y0");
     refused(&two_one, "x0,x1,x2,y0\n1,2,3,4\n",
             ":1: unknown column 'x2'; the columns of this model are weight (optional), x0…x1, y0");
     refused(&two_one, "x0,x1,x1,y0\n1,2,3,4\n", ":1: column x1 twice");
     refused(&two_one, "x0,x01,y0\n1,2,3\n",
             ":1: unknown column 'x01'; the columns of this model are weight (optional), x0…x1, y0");
-    refused(&tape, "1\n2\n",
-            ":1: unknown column '1'; the columns of this model are weight (optional), g0");
+    refused(&tape, "1\n2\n", ":1: unknown column '1'; the columns of this model are weight (optional), g0");
 }
 
 static void a_file_without_header_or_rows_is_refused(void **state)
@@ -271,6 +269,9 @@ static void several_files_are_one_set_and_a_fraction_cuts_its_end(void **state)
     for (int i = 0; i < 4; i++) assert_true(batch->x[i] == i);
     assert_true(batch->weight_sum == 5);
     micro_batch_close(batch);
+    batch = read_all(validation, &tape);
+    assert_true(batch->x[0] == 4 && batch->weight_sum == 2);
+    micro_batch_close(batch);
     const char *where;
     uint64_t offset;
     data_locate(train, 2, &where, &offset);
@@ -283,6 +284,10 @@ static void several_files_are_one_set_and_a_fraction_cuts_its_end(void **state)
     data_close(validation);
     assert_int_equal(open_paths(&validation, &tape, 'v', 0.1, 2, paths, &error), 0); /* ⌊5·0.9⌋ = 4 */
     data_close(validation);
+    assert_int_equal(open_paths(&train, &tape, 't', 0.8, 2, paths, &error),
+                     0); /* 5·(1−0.8) is 0.9999999999999998 in double */
+    assert_int_equal(data_sequences(train), 1);
+    data_close(train);
     assert_int_equal(open_paths(&train, &tape, 't', 0.9, 2, paths, &error), -65);
     assert_string_equal(error.text, "data.validation: 0.9 of 5 rows leaves none for training");
     for (size_t i = 0; i < 2; i++) free(paths[i]);

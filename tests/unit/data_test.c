@@ -250,6 +250,8 @@ static void a_damaged_llmc_header_is_refused(void **state)
             ": the llmc header says 20 tokens of 2 bytes, but 39 bytes follow it");
     refused(LLMC, 8, 70000, &file, sizeof file, 65, ": tokens of 2 bytes cannot hold model.vocab 70000");
     refused(LLMC, 8, 19, &file, sizeof file, 65, ": token 19 (byte 1062) is 19, wanted 0…18 (model.vocab 19)");
+    file.header[2] = 19;
+    refused(LLMC, 8, 20, &file, sizeof file, 65, ": the llmc header says 19 tokens of 2 bytes, but 40 bytes follow it");
     file.header[2] = -1;
     refused(LLMC, 8, 20, &file, sizeof file, 65, ": the llmc header says -1 tokens of 2 bytes, but 40 bytes follow it");
     file.header[1] = 7;
