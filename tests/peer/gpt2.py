@@ -44,15 +44,14 @@ class Attention(nn.Module):
         self.dropout = c["dropout"]
         self.c_attn = nn.Linear(c["width"], 3 * c["width"], bias=c["bias"])
         self.c_proj = nn.Linear(c["width"], c["width"], bias=c["bias"])
-        mask = torch.tril(torch.ones(c["context"], c["context"], dtype=torch.bool))
-        self.register_buffer("mask", mask.view(1, 1, c["context"], c["context"]), persistent=False)
+        self.future = torch.ones(c["context"], c["context"], dtype=torch.bool).triu(1)
 
     def forward(self, x):
         batch, context, width = x.shape
         q, k, v = (part.view(batch, context, self.heads, width // self.heads).transpose(1, 2)
                    for part in self.c_attn(x).split(width, dim=2))
         scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(width // self.heads))
-        scores = scores.masked_fill(~self.mask[:, :, :context, :context], float("-inf"))
+        scores = scores.masked_fill(self.future[:context, :context], float("-inf"))
         probabilities = F.dropout(F.softmax(scores, dim=-1), self.dropout, self.training)
         y = (probabilities @ v).transpose(1, 2).contiguous().view(batch, context, width)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
