@@ -1,0 +1,362 @@
+#include "daemon/job/keys.h"
+
+#include <assert.h>
+#include <float.h>
+#include <stdio.h>
+#include <string.h>
+
+#define COUNT_MOST 2147483647.0      /* counts stay below 2^31 */
+#define EXACT_MOST 9007199254740991. /* 2^53 − 1: JSON readers keep integers up to here */
+#define SCALE_LEAST 0x1p-127         /* the smallest fp32 whose reciprocal is finite */
+
+#define MODEL(name) GACC__V1__MODEL_TYPE__MODEL_##name
+#define FORMAT(name) GACC__V1__DATA_FORMAT__FORMAT_##name
+#define COMPUTE(name) GACC__V1__COMPUTE__COMPUTE_##name
+#define MODE(name) GACC__V1__SCALE_MODE__SCALE_##name
+#define PROFILE(name) GACC__V1__SCALE_PROFILE__PROFILE_##name
+#define OPTIMIZER(name) GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_##name
+#define SCHEDULE(name) GACC__V1__SCHEDULE_TYPE__SCHEDULE_##name
+#define SCALING(name) GACC__V1__LR_SCALING__LR_SCALING_##name
+#define ACTIVATION(name) GACC__V1__ACTIVATION__ACTIVATION_##name
+#define LOSS(name) GACC__V1__LOSS__LOSS_##name
+
+// clang-format off
+static const struct choice models[] = {
+    {"gpt", MODEL(GPT)}, {"mlp", MODEL(MLP)}, {"linear", MODEL(LINEAR)}, {"tape", MODEL(TAPE)}, {0}};
+static const struct choice gpt_activations[] = {
+    {"gelu", ACTIVATION(GELU)}, {"gelu_tanh", ACTIVATION(GELU_TANH)}, {0}};
+static const struct choice mlp_activations[] = {
+    {"relu", ACTIVATION(RELU)}, {"tanh", ACTIVATION(TANH)}, {"gelu", ACTIVATION(GELU)}, {"none", ACTIVATION(NONE)}, {0}};
+static const struct choice norms[] = {{"none", GACC__V1__NORM__NORM_NONE}, {"layer", GACC__V1__NORM__NORM_LAYER}, {0}};
+static const struct choice mlp_losses[] = {
+    {"mse", LOSS(MSE)}, {"half_mse", LOSS(HALF_MSE)}, {"cross_entropy", LOSS(CROSS_ENTROPY)}, {0}};
+static const struct choice linear_losses[] = {{"half_mse", LOSS(HALF_MSE)}, {"mse", LOSS(MSE)}, {0}};
+static const struct choice formats[] = {
+    {"bytes", FORMAT(BYTES)}, {"u16", FORMAT(U16)}, {"u32", FORMAT(U32)}, {"llmc", FORMAT(LLMC)}, {"csv", FORMAT(CSV)}, {0}};
+static const struct choice orders[] = {
+    {"shuffled", GACC__V1__ORDER__ORDER_SHUFFLED}, {"sequential", GACC__V1__ORDER__ORDER_SEQUENTIAL}, {0}};
+static const struct choice weightings[] = {
+    {"token", GACC__V1__WEIGHTING__WEIGHTING_TOKEN}, {"microbatch", GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH},
+    {"sum", GACC__V1__WEIGHTING__WEIGHTING_SUM}, {0}};
+static const struct choice tails[] = {{"flush", GACC__V1__TAIL__TAIL_FLUSH}, {"drop", GACC__V1__TAIL__TAIL_DROP}, {0}};
+static const struct choice scalings[] = {{"none", SCALING(NONE)}, {"linear", SCALING(LINEAR)}, {0}};
+static const struct choice computes[] = {
+    {"fp32", COMPUTE(FP32)}, {"bf16", COMPUTE(BF16)}, {"fp16", COMPUTE(FP16)}, {"fp64", COMPUTE(FP64)}, {0}};
+static const struct choice modes[] = {{"dynamic", MODE(DYNAMIC)}, {"static", MODE(STATIC)}, {0}};
+static const struct choice profiles[] = {
+    {"torch", PROFILE(TORCH)}, {"apex", PROFILE(APEX)}, {"megatron", PROFILE(MEGATRON)}, {"deepspeed", PROFILE(DEEPSPEED)},
+    {"deepspeed-fused", PROFILE(DEEPSPEED_FUSED)}, {0}};
+static const struct choice minimum_rules[] = {
+    {"stop", GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP}, {"clamp", GACC__V1__AT_MINIMUM__AT_MINIMUM_CLAMP}, {0}};
+static const struct choice optimizers[] = {{"adamw", OPTIMIZER(ADAMW)}, {"sgd", OPTIMIZER(SGD)}, {0}};
+static const struct choice schedules[] = {
+    {"constant", SCHEDULE(CONSTANT)}, {"linear", SCHEDULE(LINEAR)}, {"cosine", SCHEDULE(COSINE)}, {"wsd", SCHEDULE(WSD)}, {0}};
+
+#define BIT(value) (1u << (value))
+#define WHEN(...) .when = {__VA_ARGS__}
+#define IF_GPT {BY_MODEL, BIT(MODEL(GPT))}
+#define IF_MLP {BY_MODEL, BIT(MODEL(MLP))}
+#define IF_LINEAR {BY_MODEL, BIT(MODEL(LINEAR))}
+#define IF_TAPE {BY_MODEL, BIT(MODEL(TAPE))}
+#define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
+#define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
+#define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
+#define IF_DYNAMIC {BY_MODE, BIT(MODE(DYNAMIC))}
+#define IF_ADAMW {BY_OPTIMIZER, BIT(OPTIMIZER(ADAMW))}
+#define IF_SGD {BY_OPTIMIZER, BIT(OPTIMIZER(SGD))}
+#define IF_FALLING {BY_SCHEDULE, BIT(SCHEDULE(LINEAR)) | BIT(SCHEDULE(COSINE)) | BIT(SCHEDULE(WSD))}
+#define IF_WSD {BY_SCHEDULE, BIT(SCHEDULE(WSD))}
+
+#define NOWHERE IN_NONE, 0
+#define JOB(field) IN_JOB, offsetof(Gacc__V1__JobSection, field)
+#define OF_MODEL(field) IN_MODEL, offsetof(Gacc__V1__ModelSection, field)
+#define OF_DATA(field) IN_DATA, offsetof(Gacc__V1__DataSection, field)
+#define BATCH(field) IN_BATCH, offsetof(Gacc__V1__BatchSection, field)
+#define PRECISION(field) IN_PRECISION, offsetof(Gacc__V1__PrecisionSection, field)
+#define SCALE(field) IN_LOSS_SCALE, offsetof(Gacc__V1__LossScaleSection, field)
+#define OF_OPTIMIZER(field) IN_OPTIMIZER, offsetof(Gacc__V1__OptimizerSection, field)
+#define GROUP(field) IN_GROUP, offsetof(Gacc__V1__ParameterGroup, field)
+#define OF_SCHEDULE(field) IN_SCHEDULE, offsetof(Gacc__V1__ScheduleSection, field)
+#define EVALUATION(field) IN_EVALUATION, offsetof(Gacc__V1__EvaluationSection, field)
+#define CONTROL(field) IN_CONTROL, offsetof(Gacc__V1__ControlSection, field)
+
+const struct key keys[] = {
+    {"job", KEY_SECTION, NOWHERE, .help = "What runs and for how long: exactly one of steps, tokens and epochs."},
+    {"job.name", KEY_TEXT, JOB(name), .fallback = "", .computed = "the job file's name without its extension",
+     .help = "Names the run."},
+    {"job.seed", KEY_U64, JOB(seed), .fallback = "1337", .most = EXACT_MOST,
+     .help = "Initial weights, order of the data and dropout follow from it, whatever b, K and N are."},
+    {"job.output", KEY_PATH, JOB(output), .fallback = "", .computed = "runs/NAME", .help = "The run directory; --output beats it."},
+    {"job.steps", KEY_U64, JOB(steps), .fallback = "", .least = 1, .most = EXACT_MOST, .unit = "applied optimizer steps",
+     .help = "Skipped attempts come on top."},
+    {"job.tokens", KEY_U64, JOB(tokens), .fallback = "", .least = 1, .most = EXACT_MOST, .unit = "tokens",
+     .help = "Steps until so many tokens are consumed, rounded up (rows, where a sequence is a row)."},
+    {"job.epochs", KEY_U64, JOB(epochs), .fallback = "", .least = 1, .most = COUNT_MOST, .unit = "epochs",
+     .help = "Until the training data were consumed so often."},
+
+    {"model", KEY_SECTION, NOWHERE, .help = "The network."},
+    {"model.type", KEY_CHOICE, OF_MODEL(type), .choices = models, .selects = BY_MODEL,
+     .help = "gpt: as GPT-2. mlp: layers of rows. linear: one output. tape: gradients from a file, to test everything around a model."},
+    {"model.layers", KEY_U32, OF_MODEL(layers), .least = 1, .most = 1000, WHEN(IF_GPT), .help = "Transformer blocks."},
+    {"model.heads", KEY_U32, OF_MODEL(heads), .least = 1, .most = 65536, WHEN(IF_GPT), .help = "Attention heads; they divide the width."},
+    {"model.width", KEY_U32, OF_MODEL(width), .least = 1, .most = 65536, WHEN(IF_GPT), .help = "Of the residual stream."},
+    {"model.context", KEY_U32, OF_MODEL(context), .least = 1, .most = 1048576, WHEN(IF_GPT), .unit = "tokens",
+     .help = "Inputs of one sequence."},
+    {"model.vocab", KEY_U32, OF_MODEL(vocab), .fallback = "256", .least = 1, .most = 16777216,
+     WHEN(IF_GPT, {BY_FORMAT, BIT(FORMAT(BYTES))}), .help = "Every token of the data is below it."},
+    {"model.vocab", KEY_U32, OF_MODEL(vocab), .least = 1, .most = 16777216,
+     WHEN(IF_GPT, {BY_FORMAT, ~BIT(FORMAT(BYTES))}), .help = "Every token of the data is below it."},
+    {"model.inputs", KEY_U32, OF_MODEL(inputs), .least = 1, .most = 16777216, WHEN(IF_ROWS), .help = "Columns x0, x1, … of the data."},
+    {"model.hidden", KEY_U32_LIST, OF_MODEL(n_hidden), .least = 1, .most = 16777216, WHEN(IF_MLP),
+     .help = "Widths of the hidden layers, at most 64; [] for none."},
+    {"model.outputs", KEY_U32, OF_MODEL(outputs), .least = 1, .most = 16777216, WHEN(IF_MLP),
+     .help = "Columns y0, y1, … of the data; with cross_entropy the number of classes."},
+    {"model.bias", KEY_BOOL, OF_MODEL(bias), .fallback = "true", WHEN(IF_WEIGHTS),
+     .help = "Biases in linear layers and norms."},
+    {"model.tie", KEY_BOOL, OF_MODEL(tie), .fallback = "true", WHEN(IF_GPT), .help = "The head is the token embedding."},
+    {"model.dropout", KEY_NUMBER, OF_MODEL(dropout), .fallback = "0", .most = 1, .below = true, WHEN(IF_GPT),
+     .help = "The same bits for every split of the same global batch."},
+    {"model.activation", KEY_CHOICE, OF_MODEL(activation), .fallback = "gelu_tanh", .choices = gpt_activations, WHEN(IF_GPT),
+     .help = "gelu is x·Φ(x) with erf; gelu_tanh is GPT-2's form."},
+    {"model.activation", KEY_CHOICE, OF_MODEL(activation), .fallback = "relu", .choices = mlp_activations, WHEN(IF_MLP),
+     .help = "Behind every hidden layer."},
+    {"model.init_std", KEY_NUMBER, OF_MODEL(init_std), .fallback = "0.02", WHEN(IF_GPT),
+     .help = "Of the initial weights; residual projections have it divided by √(2·layers)."},
+    {"model.pad_vocab", KEY_U32, OF_MODEL(pad_vocab), .fallback = "128", .least = 1, .most = 65536, WHEN(IF_GPT),
+     .help = "Rows of logits are padded to a multiple of it; files are not."},
+    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, WHEN(IF_MLP),
+     .help = "Between a hidden layer and its activation."},
+    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "mse", .choices = mlp_losses, WHEN(IF_MLP),
+     .help = "mse: mean over outputs of (ŷ−y)². half_mse: sum over outputs of ½(ŷ−y)². cross_entropy: y0 is the class."},
+    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "half_mse", .choices = linear_losses, WHEN(IF_LINEAR),
+     .help = "half_mse: ½(ŷ−y)². mse: (ŷ−y)²."},
+    {"model.size", KEY_U32, OF_MODEL(size), .least = 1, .most = COUNT_MOST, WHEN(IF_TAPE), .help = "Columns g0, g1, … of the data."},
+    {"model.init", KEY_SECTION, NOWHERE, .help = "Initial weights of some tensors; the others start as usual."},
+    {"model.init.file", KEY_PATH, OF_MODEL(init_file), .fallback = "", .help = "A safetensors file."},
+    {"model.init.values", KEY_TENSORS, OF_MODEL(n_init_values), .fallback = "",
+     .help = "{tensor: [numbers]}, in the tensor's order, row by row. Instead of file."},
+
+    {"data", KEY_SECTION, NOWHERE, .help = "What is read."},
+    {"data.format", KEY_CHOICE, OF_DATA(format), .choices = formats, .selects = BY_FORMAT,
+     .help = "bytes: every byte is a token. u16, u32: raw little-endian tokens. llmc: llm.c's files. csv: rows with a header, for mlp, linear and tape."},
+    {"data.train", KEY_PATHS, OF_DATA(n_train),
+     .help = "A path, a glob or a list of them; what a glob matches is sorted."},
+    {"data.validation", KEY_SPLIT, OF_DATA(n_validation), .fallback = "null", .most = 1, .above = true, .below = true, .nullable = true,
+     .help = "As train, or the fraction that is cut from the end of the training data."},
+    {"data.order", KEY_CHOICE, OF_DATA(order), .fallback = "shuffled", .choices = orders,
+     .help = "shuffled: a new order every epoch, from the seed."},
+
+    {"batch", KEY_SECTION, NOWHERE, .help = "B, b, and so K. One optimizer step is one global batch."},
+    {"batch.global", KEY_U32, BATCH(global), .fallback = "", .least = 1, .most = COUNT_MOST, .unit = "sequences (B)",
+     .help = "Of one optimizer step over all ranks. It or tokens is needed."},
+    {"batch.tokens", KEY_U64, IN_ASIDE, offsetof(struct key_aside, batch_tokens), .fallback = "", .least = 1, .most = EXACT_MOST,
+     .unit = "tokens", WHEN(IF_GPT), .help = "Instead of global: B·context."},
+    {"batch.micro", KEY_U32, BATCH(micro), .least = 1, .most = COUNT_MOST, .unit = "sequences (b)",
+     .help = "What one rank holds at a time. M = ⌈B/b⌉ micro-batches a step, at least one for every rank."},
+    {"batch.weighting", KEY_CHOICE, BATCH(weighting), .fallback = "token", .choices = weightings,
+     .help = "token: the mean over all tokens of the global batch. microbatch: the mean of the micro-batches' means. sum: no mean."},
+    {"batch.tail", KEY_CHOICE, BATCH(tail), .fallback = "flush", .choices = tails,
+     .help = "The short last batch of an epoch: a step of its own weight, or left out."},
+    {"batch.lr_scaling", KEY_CHOICE, BATCH(lr_scaling), .fallback = "none", .choices = scalings, .selects = BY_LR_SCALING,
+     .help = "linear: lr is multiplied by B / base, once."},
+    {"batch.base", KEY_U32, BATCH(base_sequences), .least = 1, .most = COUNT_MOST, .unit = "sequences",
+     WHEN({BY_LR_SCALING, BIT(SCALING(LINEAR))}), .help = "The global batch for which lr was found."},
+
+    {"precision", KEY_SECTION, NOWHERE, .help = "The compute type, and what happens to gradients that are not finite."},
+    {"precision.compute", KEY_CHOICE, PRECISION(compute), .fallback = "fp32", .choices = computes, .selects = BY_COMPUTE,
+     .help = "Master parameters and accumulated gradients are fp32 (with fp64: fp64)."},
+    {"precision.nonfinite_stop_after", KEY_U32, PRECISION(nonfinite_stop_after), .fallback = "3", .least = 1, .most = COUNT_MOST,
+     .unit = "steps in a row", .help = "Without a loss scale: the job then ends with 76."},
+    {"precision.loss_scale", KEY_SECTION, NOWHERE, WHEN(IF_FP16), .help = "The loss scale S."},
+    {"precision.loss_scale.mode", KEY_CHOICE, SCALE(mode), .fallback = "dynamic", .choices = modes, .selects = BY_MODE, WHEN(IF_FP16),
+     .help = "static: S never moves."},
+    {"precision.loss_scale.profile", KEY_CHOICE, SCALE(profile), .fallback = "torch", .choices = profiles, .selects = BY_PROFILE,
+     WHEN(IF_FP16, IF_DYNAMIC), .help = "Whose rules and defaults are followed."},
+    {"precision.loss_scale.initial", KEY_NUMBER, SCALE(initial), .by_profile = true, .least = SCALE_LEAST, .most = (double)FLT_MAX,
+     WHEN(IF_FP16), .help = "S of the first step."},
+    {"precision.loss_scale.growth", KEY_NUMBER, SCALE(growth), .by_profile = true, .least = 1, .above = true,
+     WHEN(IF_FP16, IF_DYNAMIC), .help = "S is multiplied by it after interval finite steps."},
+    {"precision.loss_scale.backoff", KEY_NUMBER, SCALE(backoff), .by_profile = true, .most = 1, .above = true, .below = true,
+     WHEN(IF_FP16, IF_DYNAMIC), .help = "S is multiplied by it after an overflow."},
+    {"precision.loss_scale.interval", KEY_U32, SCALE(interval), .by_profile = true, .least = 1, .most = COUNT_MOST,
+     .unit = "finite steps", WHEN(IF_FP16, IF_DYNAMIC), .help = "Until S grows."},
+    {"precision.loss_scale.hysteresis", KEY_U32, SCALE(hysteresis), .by_profile = true, .least = 1, .most = COUNT_MOST,
+     .unit = "overflows", WHEN(IF_FP16, IF_DYNAMIC, {BY_PROFILE, BIT(PROFILE(MEGATRON)) | BIT(PROFILE(DEEPSPEED))}),
+     .help = "Until S falls."},
+    {"precision.loss_scale.consecutive_hysteresis", KEY_BOOL, SCALE(consecutive_hysteresis), .by_profile = true,
+     WHEN(IF_FP16, IF_DYNAMIC, {BY_PROFILE, BIT(PROFILE(DEEPSPEED))}), .help = "Every finite step restores the hysteresis."},
+    {"precision.loss_scale.minimum", KEY_NUMBER, SCALE(minimum), .by_profile = true, .least = SCALE_LEAST, .most = (double)FLT_MAX,
+     .nullable = true, WHEN(IF_FP16, IF_DYNAMIC), .help = "S falls no further; null: none beyond fp32's."},
+    {"precision.loss_scale.maximum", KEY_NUMBER, SCALE(maximum), .by_profile = true, .least = SCALE_LEAST, .most = (double)FLT_MAX,
+     .nullable = true, WHEN(IF_FP16, IF_DYNAMIC), .help = "S grows no further; null: none beyond fp32's."},
+    {"precision.loss_scale.at_minimum", KEY_CHOICE, SCALE(at_minimum), .by_profile = true, .choices = minimum_rules,
+     WHEN(IF_FP16, IF_DYNAMIC), .help = "An overflow at the minimum: the job ends with 76, or S stays there until stop_after."},
+    {"precision.loss_scale.stop_after", KEY_U32, SCALE(stop_after), .by_profile = true, .least = 1, .most = COUNT_MOST,
+     .unit = "skips in a row", WHEN(IF_FP16), .help = "At a scale that can fall no further: the job then ends with 76."},
+
+    {"optimizer", KEY_SECTION, NOWHERE, .help = "How a gradient becomes an update."},
+    {"optimizer.type", KEY_CHOICE, OF_OPTIMIZER(type), .fallback = "adamw", .choices = optimizers, .selects = BY_OPTIMIZER,
+     .help = "adamw: decoupled weight decay. sgd: weight decay is added to the gradient."},
+    {"optimizer.lr", KEY_NUMBER, OF_OPTIMIZER(lr_written), .help = "Never multiplied by K; see batch.lr_scaling."},
+    {"optimizer.betas", KEY_PAIR, OF_OPTIMIZER(beta1), .fallback = "[0.9, 0.999]", .most = 1, .below = true, WHEN(IF_ADAMW),
+     .help = "Of the first and the second moment."},
+    {"optimizer.eps", KEY_NUMBER, OF_OPTIMIZER(eps), .fallback = "1e-8", .above = true, WHEN(IF_ADAMW),
+     .help = "Added to the root of the second moment."},
+    {"optimizer.momentum", KEY_NUMBER, OF_OPTIMIZER(momentum), .fallback = "0", .most = 1, .below = true, WHEN(IF_SGD),
+     .help = "Without dampening."},
+    {"optimizer.weight_decay", KEY_NUMBER, OF_OPTIMIZER(weight_decay), .fallback = "0",
+     .help = "For tensors of two or more dimensions; others do not decay unless a group says so."},
+    {"optimizer.clip_norm", KEY_NUMBER, OF_OPTIMIZER(clip_norm), .fallback = "null", .above = true, .nullable = true,
+     .help = "Bound on the norm of the whole unscaled gradient; null: none."},
+    {"optimizer.groups", KEY_GROUPS, OF_OPTIMIZER(n_groups), .fallback = "", .help = "Tensors with numbers of their own; the first match wins."},
+    {"optimizer.groups.*.match", KEY_TEXT, GROUP(match), .help = "A glob over tensor names, such as *.ln_?.weight."},
+    {"optimizer.groups.*.lr", KEY_NUMBER, GROUP(lr_written), .fallback = "", .computed = "optimizer.lr",
+     .help = "The schedule's minimum scales with it."},
+    {"optimizer.groups.*.weight_decay", KEY_NUMBER, GROUP(weight_decay), .fallback = "", .computed = "by dimension, as without a group",
+     .help = "For all tensors of the group, of whatever dimension."},
+
+    {"schedule", KEY_SECTION, NOWHERE, .help = "The learning rate over applied optimizer steps."},
+    {"schedule.type", KEY_CHOICE, OF_SCHEDULE(type), .fallback = "constant", .choices = schedules, .selects = BY_SCHEDULE,
+     .help = "wsd: warm-up, stable, decay."},
+    {"schedule.warmup", KEY_U64, OF_SCHEDULE(warmup), .fallback = "0", .most = EXACT_MOST, .unit = "applied optimizer steps",
+     .help = "lr·(i+1)/(warmup+1) in step i."},
+    {"schedule.total", KEY_U64, OF_SCHEDULE(total), .fallback = "", .computed = "the job's steps", .least = 1, .most = EXACT_MOST,
+     .unit = "applied optimizer steps", WHEN(IF_FALLING), .help = "Where the minimum is reached."},
+    {"schedule.minimum", KEY_NUMBER, OF_SCHEDULE(minimum), .fallback = "0", WHEN(IF_FALLING), .help = "The last learning rate, absolute."},
+    {"schedule.decay", KEY_U64, OF_SCHEDULE(decay), .least = 1, .most = EXACT_MOST, .unit = "applied optimizer steps", WHEN(IF_WSD),
+     .help = "Length of the last part, in which lr falls linearly."},
+
+    {"evaluation", KEY_SECTION, NOWHERE, .help = "The validation loss while training."},
+    {"evaluation.every", KEY_U64, EVALUATION(every), .fallback = "0", .most = EXACT_MOST, .unit = "applied optimizer steps", .help = "0: never."},
+    {"evaluation.sequences", KEY_U64, EVALUATION(sequences), .fallback = "0", .most = EXACT_MOST, .unit = "sequences",
+     .help = "From the beginning of the validation data; 0: all."},
+
+    {"control", KEY_SECTION, NOWHERE, .help = "Where operators and workers find the coordinator."},
+    {"control.listen", KEY_ENDPOINT, CONTROL(listen), .fallback = "unix:auto", .help = "unix:auto, unix:PATH or tcp://HOST:PORT."},
+    {"control.workers", KEY_ENDPOINT, CONTROL(workers), .fallback = "auto",
+     .help = "auto: a unix socket when all ranks share a host, else TCP. Or tcp://HOST:PORT."},
+    {"control.timeout", KEY_SECONDS, CONTROL(timeout_seconds), .fallback = "60 s", .least = 0.1, .most = 86400,
+     .help = "A rank that is silent for so long is lost. Units: ms, s, min, h; seconds without one."},
+};
+// clang-format on
+const size_t key_count = sizeof keys / sizeof *keys;
+
+static const char not_yet[] = "not offered by this version";
+const struct absent absent_keys[] = {
+    {"batch.ramp", NULL, not_yet},
+    {"batch.ramp.", NULL, not_yet},
+    {"recompute", NULL, not_yet},
+    {"checkpoint", NULL, not_yet},
+    {"checkpoint.", NULL, not_yet},
+    {"observe", NULL, not_yet},
+    {"observe.", NULL, not_yet},
+    {"control.tls", NULL, not_yet},
+    {"control.tls.", NULL, not_yet},
+    {"optimizer.groups.*.frozen", NULL, not_yet},
+    {"model.type", "cnn", not_yet},
+    {"model.norm", "group", not_yet},
+    {"model.norm", "batch", not_yet},
+    {"data.format", "idx", not_yet},
+    {"batch.accumulate", NULL, "not a key: K follows from batch.global, batch.micro and the ranks"},
+};
+const size_t absent_count = sizeof absent_keys / sizeof *absent_keys;
+
+/* Lists and pairs are read and written as neighbours in the message. */
+#define ADJACENT(message, first, second) \
+    static_assert(offsetof(message, second) == offsetof(message, first) + 8, #second " follows " #first)
+ADJACENT(Gacc__V1__OptimizerSection, beta1, beta2);
+ADJACENT(Gacc__V1__DataSection, n_train, train);
+ADJACENT(Gacc__V1__DataSection, n_validation, validation);
+ADJACENT(Gacc__V1__DataSection, validation, validation_fraction);
+ADJACENT(Gacc__V1__ModelSection, n_hidden, hidden);
+ADJACENT(Gacc__V1__ModelSection, n_init_values, init_values);
+
+void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__ParameterGroup *group,
+               enum section section)
+{
+    switch (section) {
+    case IN_JOB:
+        return job->job;
+    case IN_MODEL:
+        return job->model;
+    case IN_DATA:
+        return job->data;
+    case IN_BATCH:
+        return job->batch;
+    case IN_PRECISION:
+        return job->precision;
+    case IN_LOSS_SCALE:
+        return job->precision->loss_scale;
+    case IN_OPTIMIZER:
+        return job->optimizer;
+    case IN_GROUP:
+        return group;
+    case IN_SCHEDULE:
+        return job->schedule;
+    case IN_EVALUATION:
+        return job->evaluation;
+    case IN_CONTROL:
+        return job->control;
+    case IN_ASIDE:
+        return aside;
+    case IN_NONE:
+        break;
+    }
+    return NULL;
+}
+
+const struct key *key_of_selector(enum selector selector)
+{
+    for (size_t i = 0; i < key_count; i++)
+        if (keys[i].selects == selector) return &keys[i];
+    return NULL;
+}
+
+int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector)
+{
+    const struct key *key = key_of_selector(selector);
+    const char *base = key_base(job, NULL, NULL, key->section);
+    return base ? *(const int *)(const void *)(base + key->offset) : 0;
+}
+
+bool key_applies(const struct key *key, const Gacc__V1__JobSpec *job, const struct condition **failed)
+{
+    for (const struct condition *condition = key->when; condition < key->when + 3; condition++) {
+        if (condition->by == BY_NOTHING) break;
+        if (condition->values & BIT(key_selector_value(job, condition->by))) continue;
+        if (failed) *failed = condition;
+        return false;
+    }
+    return true;
+}
+
+const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const struct key **any)
+{
+    if (any) *any = NULL;
+    for (size_t i = 0; i < key_count; i++) {
+        if (strcmp(keys[i].path, path) != 0) continue;
+        if (key_applies(&keys[i], job, NULL)) return &keys[i];
+        if (any && !*any) *any = &keys[i];
+    }
+    return NULL;
+}
+
+const char *choice_name(const struct choice *choices, int value)
+{
+    for (; choices->name; choices++)
+        if (choices->value == value) return choices->name;
+    return "?";
+}
+
+const struct absent *absent_find(const char *path, const char *value)
+{
+    for (size_t i = 0; i < absent_count; i++) {
+        const struct absent *absent = &absent_keys[i];
+        size_t length = strlen(absent->path);
+        bool prefix = absent->path[length - 1] == '.';
+        bool same = prefix ? strncmp(path, absent->path, length) == 0 : strcmp(path, absent->path) == 0;
+        if (!same || !absent->value != !value) continue;
+        if (!value || strcmp(absent->value, value) == 0) return absent;
+    }
+    return NULL;
+}

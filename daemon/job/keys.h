@@ -1,0 +1,136 @@
+/*
+ * The table of job keys, and the questions one can ask it. A key stands in the table once for every set of choices
+ * under which its default or its legal values differ.
+ */
+#ifndef GACC_JOB_KEYS_H
+#define GACC_JOB_KEYS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/gacc/v1/job.pb-c.h"
+
+enum key_type {
+    KEY_SECTION, /* a mapping of keys */
+    KEY_GROUPS,  /* a list of mappings: optimizer.groups */
+    KEY_BOOL,
+    KEY_CHOICE, /* an enum of job.proto */
+    KEY_U32,
+    KEY_U64,
+    KEY_NUMBER, /* double */
+    KEY_PAIR,   /* two doubles, one behind the other in the message */
+    KEY_SECONDS,
+    KEY_TEXT,
+    KEY_PATH,     /* ${VAR} replaced */
+    KEY_ENDPOINT, /* unix:… or tcp://…, ${VAR} replaced */
+    KEY_PATHS,    /* one or a list, globs expanded */
+    KEY_SPLIT,    /* as KEY_PATHS, or the fraction behind it in the message */
+    KEY_U32_LIST,
+    KEY_TENSORS, /* a mapping of tensor names to lists of numbers */
+    KEY_TYPES,
+};
+
+/* The message a key's value lies in. */
+enum section {
+    IN_NONE,
+    IN_JOB,
+    IN_MODEL,
+    IN_DATA,
+    IN_BATCH,
+    IN_PRECISION,
+    IN_LOSS_SCALE,
+    IN_OPTIMIZER,
+    IN_GROUP, /* one of optimizer.groups */
+    IN_SCHEDULE,
+    IN_EVALUATION,
+    IN_CONTROL,
+    IN_ASIDE, /* struct key_aside: worked into other numbers when the job is read */
+};
+
+struct key_aside {
+    uint64_t batch_tokens;
+};
+
+/* The choices that other keys depend on. */
+enum selector {
+    BY_NOTHING,
+    BY_MODEL,
+    BY_FORMAT,
+    BY_COMPUTE,
+    BY_MODE,
+    BY_PROFILE,
+    BY_OPTIMIZER,
+    BY_SCHEDULE,
+    BY_LR_SCALING,
+    SELECTORS,
+};
+
+struct condition {
+    enum selector by;
+    unsigned values; /* one bit per number of the enum */
+};
+
+struct choice {
+    const char *name; /* NULL ends the list */
+    int value;
+};
+
+struct key {
+    const char *path; /* an element of a list is * */
+    enum key_type type;
+    enum section section;
+    size_t offset;         /* of a repeated field: of its count */
+    const char *fallback;  /* the default as the job file would have it; NULL: the key is needed; "": none */
+    const char *computed;  /* says where the default comes from when it is not a constant */
+    double least, most;    /* most 0: no bound */
+    bool above, below;     /* the bound itself is not in the range */
+    bool nullable;         /* null is legal and stored as 0 or nothing */
+    bool by_profile;       /* the default is the loss-scale profile's, daemon/core/loss_scale */
+    enum selector selects; /* this choice is what others depend on */
+    const struct choice *choices;
+    struct condition when[3];
+    const char *unit;
+    const char *help;
+};
+
+extern const struct key keys[];
+extern const size_t key_count;
+
+/* Words that stand in the manual of the whole product but not in this version. value NULL: the key itself; a path
+ * ending in . stands for all that begins with it. */
+struct absent {
+    const char *path, *value, *why;
+};
+extern const struct absent absent_keys[];
+extern const size_t absent_count;
+
+/* The message that holds the key's value; NULL when the job has none (loss_scale without fp16). */
+void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__ParameterGroup *group,
+               enum section section);
+/* Whether the key belongs to a job with such choices, selectors being set already; *failed (may be NULL) is the
+ * condition that says no. */
+bool key_applies(const struct key *key, const Gacc__V1__JobSpec *job, const struct condition **failed);
+/* The row of that path which applies; NULL when none does, *any being the first row of that path or NULL. */
+const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const struct key **any);
+/* The key that is a selector. */
+const struct key *key_of_selector(enum selector selector);
+int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector);
+const char *choice_name(const struct choice *choices, int value);
+const struct absent *absent_find(const char *path, const char *value);
+
+/* "only with model.type gpt or mlp" for a condition; "" when there is none. */
+struct phrase {
+    char text[256];
+};
+struct phrase condition_phrase(const struct condition *condition);
+
+/* Edit distance with transpositions, of words shortened to 63 characters. */
+unsigned edit_distance(const char *a, const char *b);
+/* Whether the distance is small enough, for words of that length, to be a slip of the pen. */
+bool is_slip(const char *wrong, const char *right);
+/* "; did you mean …?" or "; there are …" for an unknown key below a section ("" is the whole job). */
+struct phrase key_suggestion(const char *section, const char *leaf);
+struct phrase choice_suggestion(const struct choice *choices, const char *wrong);
+
+#endif

@@ -1,0 +1,302 @@
+/* What no single key can say. Each rule fills in the numbers that follow from others, or refuses those that do not fit.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job/load.h"
+#include "daemon/job/paths.h"
+#include "daemon/job/scalar.h"
+
+#define NAME_MOST 200 /* bytes of job.name: it becomes a file's name */
+
+/* fail(loading, key, ...): at the key's place in the file. */
+#define fail(loading, path, ...) node_fail(job_node(loading, path), path, (loading)->error, __VA_ARGS__)
+
+static bool is_given(const struct loading *loading, const char *path)
+{
+    return tree_find(loading->root, path) != NULL;
+}
+
+/* Takes `text`. */
+static int set_text(struct loading *loading, char **field, char *text)
+{
+    if (!text) return error_set(loading->error, STATUS_INTERNAL, "out of memory");
+    if (*field != protobuf_c_empty_string) free(*field);
+    *field = text;
+    return 0;
+}
+
+/* The file's name without directories and extension. */
+static char *base_name(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+    const char *name = slash ? slash + 1 : file;
+    const char *dot = strrchr(name, '.');
+    return strndup(name, dot && dot > name ? (size_t)(dot - name) : strlen(name));
+}
+
+static int name_and_output(struct loading *loading)
+{
+    Gacc__V1__JobSection *job = loading->job->job;
+    int status = is_given(loading, "job.name") ? 0 : set_text(loading, &job->name, base_name(loading->file));
+    if (status) return status;
+    size_t length = strlen(job->name);
+    if (length == 0 || length > NAME_MOST || strchr(job->name, '/') || text_fault(job->name, length, true) ||
+        strcmp(job->name, ".") == 0 || strcmp(job->name, "..") == 0)
+        return fail(loading, "job.name", "%.200s: must be printable, without /, and of 1 to %d bytes", job->name,
+                    NAME_MOST);
+    const char *output = loading->overrides ? loading->overrides->output : NULL;
+    if (output && (!*output || text_fault(output, strlen(output), true)))
+        return error_set(loading->error, STATUS_USAGE, "--output: %.200s: is not a path of printable UTF-8", output);
+    if (output) return set_text(loading, &job->output, strdup(output));
+    if (is_given(loading, "job.output")) return 0;
+    char path[NAME_MOST + 8];
+    snprintf(path, sizeof path, "runs/%s", job->name);
+    return set_text(loading, &job->output, strdup(path));
+}
+
+static int one_length(struct loading *loading)
+{
+    static const char *const paths[] = {"job.steps", "job.tokens", "job.epochs"};
+    const char *first = NULL;
+    for (size_t i = 0; i < 3; i++) {
+        if (!is_given(loading, paths[i])) continue;
+        if (first)
+            return fail(loading, paths[i], "is given as well as %s; a job has one of steps, tokens and epochs", first);
+        first = paths[i];
+    }
+    return first ? 0 : fail(loading, "job", "one of steps, tokens and epochs is missing");
+}
+
+static int global_batch(struct loading *loading)
+{
+    Gacc__V1__BatchSection *batch = loading->job->batch;
+    uint64_t tokens = loading->aside.batch_tokens;
+    uint32_t context = loading->job->model->context;
+    if (tokens && batch->global) return fail(loading, "batch.tokens", "is given as well as batch.global");
+    if (!tokens && !batch->global)
+        return fail(loading, "batch.global", "is missing%s",
+                    loading->job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT ? ", and so is batch.tokens" : "");
+    if (tokens && tokens % context)
+        return fail(loading, "batch.tokens", "%" PRIu64 " is not a multiple of model.context %" PRIu32, tokens,
+                    context);
+    if (tokens && tokens / context > INT32_MAX)
+        return fail(loading, "batch.tokens", "%" PRIu64 " tokens are more than %d sequences", tokens, INT32_MAX);
+    if (tokens) batch->global = (uint32_t)(tokens / context);
+    if (batch->micro > batch->global)
+        return fail(loading, "batch.micro", "%" PRIu32 " is larger than batch.global %" PRIu32, batch->micro,
+                    batch->global);
+    return 0;
+}
+
+static int model_numbers(struct loading *loading)
+{
+    Gacc__V1__ModelSection *model = loading->job->model;
+    if (model->type == GACC__V1__MODEL_TYPE__MODEL_LINEAR) model->outputs = 1;
+    if (model->type == GACC__V1__MODEL_TYPE__MODEL_GPT && model->width % model->heads)
+        return fail(loading, "model.heads", "%" PRIu32 " does not divide model.width %" PRIu32, model->heads,
+                    model->width);
+    if (*model->init_file && model->n_init_values)
+        return fail(loading, "model.init.values", "is given as well as model.init.file");
+    return 0;
+}
+
+/* gpt reads tokens, the other models rows. */
+static int data_for_model(struct loading *loading)
+{
+    bool is_gpt = loading->job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT;
+    bool is_csv = loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_CSV;
+    if (is_gpt && is_csv)
+        return fail(loading, "data.format", "csv holds rows, model.type gpt reads bytes, u16, u32 or llmc");
+    if (!is_gpt && !is_csv)
+        return fail(loading, "data.format", "%s holds tokens, model.type %s reads csv",
+                    choice_name(key_of_selector(BY_FORMAT)->choices, (int)loading->job->data->format),
+                    choice_name(key_of_selector(BY_MODEL)->choices, (int)loading->job->model->type));
+    uint32_t vocab = loading->job->model->vocab;
+    if (loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_U16 && vocab > 65536)
+        return fail(loading, "model.vocab",
+                    "%" PRIu32 ": the type cannot hold the vocabulary: data.format u16 ends at 65535", vocab);
+    if (loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_BYTES && vocab > 256)
+        job_notice(loading, "model.vocab %" PRIu32 ": data.format bytes has tokens up to 255 only", vocab);
+    return 0;
+}
+
+static int learning_rates(struct loading *loading)
+{
+    Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
+    const Gacc__V1__BatchSection *batch = loading->job->batch;
+    bool linear = batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_LINEAR;
+    double factor = linear ? (double)batch->global / (double)batch->base_sequences : 1.0;
+    optimizer->lr = optimizer->lr_written * factor;
+    for (size_t i = 0; i < optimizer->n_groups; i++) {
+        Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+        group->lr = group->lr_written * factor;
+        if (optimizer->lr == 0 && group->lr != 0)
+            return fail(loading, "optimizer.lr",
+                        "0 while a group has %s: groups follow the schedule by their ratio to it",
+                        decimal_of(group->lr).text);
+    }
+    return 0;
+}
+
+/*
+ * A learning rate that somebody multiplied by K by hand. Neither optimizer's usual rates reach the bound (AdamW:
+ * published recipes lie between 1e-5 and 6e-3; SGD: at most 1), and divided by M, which K cannot exceed, the rate is
+ * below it again: then accumulation is the likeliest reason. A rate that is large for its own sake says nothing.
+ */
+static int doubtful_rate(struct loading *loading)
+{
+    const Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
+    const Gacc__V1__BatchSection *batch = loading->job->batch;
+    uint32_t micro_batches = (batch->global - 1) / batch->micro + 1;
+    bool is_adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    double bound = is_adamw ? 0.01 : 1.0;
+    bool scaled = batch->lr_scaling != GACC__V1__LR_SCALING__LR_SCALING_NONE;
+    if (!scaled && optimizer->lr > bound && optimizer->lr / micro_batches <= bound)
+        job_notice(loading,
+                   "optimizer.lr %s looks multiplied by the number of micro-batches (%" PRIu32
+                   "): the gradient is a mean over the global batch, so lr does not depend on K",
+                   decimal_of(optimizer->lr).text, micro_batches);
+    return 0;
+}
+
+static int loss_scale(struct loading *loading)
+{
+    const Gacc__V1__LossScaleSection *section = loading->job->precision->loss_scale;
+    if (!section) return 0;
+    struct loss_scale_rules rules;
+    job_loss_scale_rules(section, &rules);
+    const char *why = loss_scale_rules_check(&rules);
+    if (!why) return 0;
+    /* "key: why", the key being one below this section. */
+    char path[64];
+    size_t length = strcspn(why, ":");
+    snprintf(path, sizeof path, "precision.loss_scale.%.*s", (int)length, why);
+    return fail(loading, path, "%s", why[length] ? why + length + 2 : why);
+}
+
+static int schedule(struct loading *loading)
+{
+    Gacc__V1__ScheduleSection *section = loading->job->schedule;
+    if (section->type == GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT) return 0;
+    if (section->total == 0) section->total = job_steps(loading->job);
+    uint64_t total = section->total;
+    double lr = loading->job->optimizer->lr;
+    const char *origin = is_given(loading, "schedule.total") ? "" : " (the job's steps)";
+    if (total && section->warmup > total)
+        return fail(loading, "schedule.warmup", "%" PRIu64 " is above schedule.total %" PRIu64 "%s", section->warmup,
+                    total, origin);
+    if (total && section->decay > total)
+        return fail(loading, "schedule.decay", "%" PRIu64 " is above schedule.total %" PRIu64 "%s", section->decay,
+                    total, origin);
+    if (total && section->decay > total - section->warmup)
+        return fail(loading, "schedule.decay",
+                    "%" PRIu64 " and schedule.warmup %" PRIu64 " together are above schedule.total %" PRIu64 "%s",
+                    section->decay, section->warmup, total, origin);
+    if (section->minimum > lr)
+        return fail(loading, "schedule.minimum", "%s is above optimizer.lr %s", decimal_of(section->minimum).text,
+                    decimal_of(lr).text);
+    return 0;
+}
+
+static int evaluation(struct loading *loading)
+{
+    const Gacc__V1__DataSection *data = loading->job->data;
+    bool has_validation = data->n_validation > 0 || data->validation_fraction > 0;
+    if (loading->job->evaluation->every && !has_validation)
+        return fail(loading, "evaluation.every", "needs data.validation");
+    return 0;
+}
+
+static int check_file(struct loading *loading, const char *key, const char *path)
+{
+    int number = path_check_readable(path);
+    if (!number) return 0;
+    fail(loading, key, "%s: %s", path, number == EINVAL ? "is not a regular file" : strerror(number));
+    if (loading->error) loading->error->status = STATUS_MISSING;
+    return -(int)STATUS_MISSING;
+}
+
+static int files(struct loading *loading)
+{
+    const Gacc__V1__DataSection *data = loading->job->data;
+    int status = 0;
+    for (size_t i = 0; i < data->n_train && !status; i++) status = check_file(loading, "data.train", data->train[i]);
+    for (size_t i = 0; i < data->n_validation && !status; i++)
+        status = check_file(loading, "data.validation", data->validation[i]);
+    if (!status && *loading->job->model->init_file)
+        status = check_file(loading, "model.init.file", loading->job->model->init_file);
+    return status;
+}
+
+int job_finish(struct loading *loading)
+{
+    static int (*const rules[])(struct loading *) = {
+        name_and_output, one_length, model_numbers, data_for_model, global_batch,  learning_rates,
+        loss_scale,      schedule,   evaluation,    files,          doubtful_rate,
+    };
+    int status = 0;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);
+    return status;
+}
+
+int job_check_ranks(const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)
+{
+    uint32_t micro_batches = (job->batch->global - 1) / job->batch->micro + 1;
+    if (ranks == 0) return error_set(error, STATUS_USAGE, "0 ranks cannot run a job");
+    if (micro_batches >= ranks) return 0;
+    return error_set(error, STATUS_JOB,
+                     "batch.global %" PRIu32 " and batch.micro %" PRIu32 " make %" PRIu32
+                     " micro-batch%s, fewer than %" PRIu32 " ranks",
+                     job->batch->global, job->batch->micro, micro_batches, micro_batches == 1 ? "" : "es", ranks);
+}
+
+uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job)
+{
+    bool is_gpt = job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT;
+    return (uint64_t)job->batch->global * (is_gpt ? job->model->context : 1);
+}
+
+uint64_t job_steps(const Gacc__V1__JobSpec *job)
+{
+    uint64_t tokens = job_tokens_per_step(job);
+    if (job->job->steps) return job->job->steps;
+    return job->job->tokens / tokens + (job->job->tokens % tokens != 0);
+}
+
+void job_loss_scale_rules(const Gacc__V1__LossScaleSection *section, struct loss_scale_rules *rules)
+{
+    *rules = (struct loss_scale_rules){
+        .profile = (enum loss_scale_profile)section->profile, /* the same numbers: job_test.c */
+        .is_static = section->mode == GACC__V1__SCALE_MODE__SCALE_STATIC,
+        .initial = (float)section->initial,
+        .growth = section->growth,
+        .backoff = section->backoff,
+        .interval = section->interval,
+        .hysteresis = section->hysteresis,
+        .consecutive_hysteresis = section->consecutive_hysteresis,
+        .minimum = (float)section->minimum,
+        .maximum = (float)section->maximum,
+        .stop_at_minimum = section->at_minimum == GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP,
+        .stop_after = section->stop_after,
+    };
+}
+
+void job_loss_scale_defaults(Gacc__V1__LossScaleSection *section)
+{
+    struct loss_scale_rules rules;
+    loss_scale_rules_default(&rules, (enum loss_scale_profile)section->profile);
+    section->initial = (double)rules.initial;
+    section->growth = rules.growth;
+    section->backoff = rules.backoff;
+    section->interval = rules.interval;
+    section->hysteresis = rules.hysteresis;
+    section->consecutive_hysteresis = rules.consecutive_hysteresis;
+    section->minimum = (double)rules.minimum;
+    section->maximum = (double)rules.maximum;
+    section->at_minimum =
+        rules.stop_at_minimum ? GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP : GACC__V1__AT_MINIMUM__AT_MINIMUM_CLAMP;
+    section->stop_after = rules.stop_after;
+}
