@@ -45,7 +45,8 @@ struct step_record {
     const char *reason;           /* NULL, or why the attempt was not applied */
     const Gacc__V1__Blame *blame; /* NULL, or what the first rank with a culprit found */
     uint32_t blame_rank;
-    double loss, weight;    /* loss of an empty attempt: none, written as null */
+    bool has_loss; /* an empty attempt has none, nor has one in which a rank failed */
+    double loss, weight;
     uint32_t micro_batches; /* those that are not empty */
     uint64_t tokens;
     double lr;
@@ -82,7 +83,8 @@ struct end_record {
     const char *reason; /* NULL when exit is 0 */
     struct step_counters counters;
     uint64_t total_steps;
-    double loss; /* of the last step that had one; NaN: none */
+    bool has_loss;
+    double loss; /* of the last step that had one */
     bool has_validation;
     double validation_loss;
     double seconds; /* from the start of the coordinator */

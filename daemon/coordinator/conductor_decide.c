@@ -1,0 +1,272 @@
+/* Messages out: the welcome, one decision per step from all reports, the farewell. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "daemon/coordinator/conductor_internal.h"
+
+static Gacc__V1__Plan *plan_message(struct conductor *c, uint64_t step, const struct plan *plan)
+{
+    c->plan.step = step;
+    c->plan.epoch = plan->epoch;
+    c->plan.first = plan->first;
+    c->plan.count = plan->count;
+    c->plan.micro = c->rules.plan.micro;
+    c->plan.n_shares = c->ranks;
+    c->plan.shares = c->share_list;
+    for (uint32_t r = 0; r < c->ranks; r++) plan_share(plan, c->ranks, r, &c->shares[r].first, &c->shares[r].count);
+    return &c->plan;
+}
+
+static void await_reports(struct conductor *c)
+{
+    c->phase = PHASE_REPORTS;
+    c->awaited = c->ranks;
+    c->first_failure.status = STATUS_DONE;
+    c->reduce_scatters = 0;
+    c->reduce_scatter_bytes = 0;
+    for (uint32_t r = 0; r < c->ranks; r++) c->rank[r].reported = false;
+}
+
+const Gacc__V1__Welcome *conductor_welcome(struct conductor *c, double now)
+{
+    if (c->phase != PHASE_WELCOME) return NULL;
+    c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    c->welcome.plan = plan_message(c, 1, &c->upcoming);
+    c->decided_at = now;
+    await_reports(c);
+    return &c->welcome;
+}
+
+/* A step that was not finite: the next S, and whether enough is enough. */
+static void after_skip(struct conductor *c)
+{
+    c->counters.skipped_steps++;
+    c->nonfinite_in_a_row++;
+    const struct job_rules *rules = &c->rules;
+    struct error why;
+    if (rules->has_scaler) {
+        loss_scale_update(&c->scale, &rules->scale, false);
+        if (!c->scale.stop) return;
+        error_set(&why, STATUS_NUMERICS,
+                  "step %" PRIu64 ": the gradient is still not finite at loss scale %g, which can fall no further "
+                  "(%" PRIu32 " in a row there)",
+                  c->step, c->window.scale, c->scale.skips_at_minimum);
+    } else {
+        if (rules->nonfinite_stop_after == 0 || c->nonfinite_in_a_row < rules->nonfinite_stop_after) return;
+        error_set(&why, STATUS_NUMERICS,
+                  "step %" PRIu64 ": the gradient was not finite in %" PRIu32
+                  " steps in a row (precision.nonfinite_stop_after)",
+                  c->step, c->nonfinite_in_a_row);
+    }
+    conductor_set_failure(c, &why);
+    c->failed_by_numerics = true;
+    c->failure_length = strlen(c->failure.text);
+    conductor_name_culprit(c);
+}
+
+static void after_apply(struct conductor *c)
+{
+    c->counters.optimizer_steps++;
+    c->counters.scheduler_steps++;
+    c->nonfinite_in_a_row = 0;
+    if (c->rules.has_scaler) loss_scale_update(&c->scale, &c->rules.scale, true);
+}
+
+static void after_epoch(struct conductor *c, double weight)
+{
+    c->epoch_weight += weight;
+    if (c->has_upcoming && c->upcoming.epoch == c->current.epoch) return;
+    if (c->epoch_weight == 0) {
+        struct error why;
+        error_set(&why, STATUS_DATA, "data.train: an epoch without any weight (epoch %" PRIu64 ")",
+                  c->current.epoch + 1);
+        conductor_set_failure(c, &why);
+    }
+    c->epoch_weight = 0;
+}
+
+static void weigh_warnings(struct conductor *c, const struct verdict *verdict, float scale_before)
+{
+    bool dynamic = c->rules.has_scaler && !c->rules.scale.is_static;
+    struct warnings_step step = {
+        .applied = verdict->kind == VERDICT_IS_APPLY,
+        .skipped = verdict->kind == VERDICT_IS_SKIP,
+        .backed_off = dynamic && c->scale.scale < scale_before,
+        .grew = dynamic && c->scale.scale > scale_before,
+        .at_minimum = dynamic && loss_scale_at_minimum(&c->scale, &c->rules.scale),
+        .clips = c->rules.clip_norm > 0,
+        .clipped = verdict->clip_coefficient < 1,
+    };
+    c->attempt.warnings = warnings_update(&c->warnings, &step);
+}
+
+/* The smoothed pace from which GetStatus tells tokens per second and the time left: the last twenty attempts or so. */
+static void keep_pace(struct conductor *c, double seconds, double tokens)
+{
+    double share = c->counters.step == 1 ? 1 : 0.1;
+    c->attempt_seconds += share * (seconds - c->attempt_seconds);
+    c->attempt_tokens += share * (tokens - c->attempt_tokens);
+}
+
+static void begin_record(struct conductor *c, const struct verdict *verdict, double now)
+{
+    struct attempt *attempt = &c->attempt;
+    attempt->pending = true;
+    attempt->awaited = c->ranks;
+    attempt->nonfinite = verdict->kind == VERDICT_IS_SKIP;
+    attempt->evaluates = false;
+    if (attempt->blame) gacc__v1__blame__free_unpacked(attempt->blame, NULL);
+    attempt->blame = NULL;
+    attempt->record = (struct step_record){
+        .verdict = verdict->kind,
+        .has_loss = verdict->kind == VERDICT_IS_APPLY || verdict->kind == VERDICT_IS_SKIP,
+        .loss = verdict->loss,
+        .weight = verdict->weight,
+        .micro_batches = verdict->micro_batches,
+        .tokens = c->current.count * c->rules.tokens_per_sequence,
+        .lr = c->window.lr,
+        .has_scaler = c->rules.has_scaler,
+        .loss_scale = c->window.scale,
+        .grad_norm_scaled = verdict->grad_norm_scaled,
+        .grad_norm = verdict->grad_norm,
+        .grad_norm_clipped = verdict->grad_norm_clipped,
+        .clip_coefficient = verdict->clip_coefficient,
+        .reduce_scatters = c->reduce_scatters,
+        .reduce_scatter_bytes = c->reduce_scatter_bytes,
+        .accumulate = attempt->accumulate,
+        .ranks = c->ranks,
+        .seconds.since_last_step = now - c->decided_at,
+    };
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        uint32_t first;
+        plan_share(&c->current, c->ranks, r, &first, &attempt->accumulate[r]);
+        c->rank[r].stepped = c->rank[r].evaluated = false;
+    }
+}
+
+/* From all reports of the step: verdict, counters, next S, whether the job has failed; the record is begun. */
+static void judge(struct conductor *c, double now, struct verdict *verdict)
+{
+    verdict_of(c->reports, c->ranks, c->rules.weighting, c->rules.clip_norm, verdict);
+    if (c->failed) verdict->kind = VERDICT_IS_FAIL;
+    begin_record(c, verdict, now);
+
+    struct step_record *record = &c->attempt.record;
+    float scale_before = c->scale.scale;
+    c->counters.step = c->step;
+    switch (verdict->kind) {
+    case VERDICT_IS_APPLY:
+        after_apply(c);
+        break;
+    case VERDICT_IS_SKIP:
+        after_skip(c);
+        record->reason = c->rules.has_scaler ? "overflow" : "nonfinite";
+        break;
+    case VERDICT_IS_EMPTY:
+        c->counters.empty_steps++;
+        record->reason = "empty";
+        break;
+    case VERDICT_IS_FAIL:
+        record->reason = "failure";
+        break;
+    }
+    weigh_warnings(c, verdict, scale_before);
+    if (verdict->kind != VERDICT_IS_FAIL) {
+        c->counters.tokens_seen += record->tokens;
+        after_epoch(c, verdict->weight);
+        keep_pace(c, record->seconds.since_last_step, (double)record->tokens);
+    }
+    if (record->has_loss) {
+        c->has_loss = true;
+        c->loss = record->loss;
+    }
+    if (c->failed) record->verdict = verdict->kind = VERDICT_IS_FAIL;
+    record->loss_scale_next = (double)c->scale.scale;
+    record->growth_tracker = c->scale.growth_tracker;
+    record->counters = c->counters;
+}
+
+/* The next window, from what every rank announced for its plan. */
+static Gacc__V1__Window *open_window(struct conductor *c)
+{
+    c->step++;
+    c->window.step = c->step;
+    c->window.scale = c->rules.has_scaler ? (double)c->scale.scale : 1;
+    c->window.weight = 0;
+    c->window.micro_batches = 0;
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        struct rank *rank = &c->rank[r];
+        rank->weight = rank->next_weight;
+        rank->micro_batches = rank->next_micro_batches;
+        c->window.weight += rank->weight;
+        c->window.micro_batches += rank->micro_batches;
+    }
+    c->window.lr = schedule_lr(&c->rules.schedule, c->counters.optimizer_steps);
+    c->window.optimizer_steps = c->counters.optimizer_steps;
+    c->current = c->upcoming;
+    c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    return &c->window;
+}
+
+/* A job by steps may need more attempts than steps, so it goes on, and plans ahead, until the last one is applied. */
+static bool goes_on(const struct conductor *c)
+{
+    bool by_epochs = c->rules.plan.epochs != 0;
+    return !c->failed && c->has_upcoming && (by_epochs || c->counters.optimizer_steps < c->rules.total_steps);
+}
+
+static bool evaluates(const struct conductor *c, const struct verdict *verdict, bool last)
+{
+    if (c->rules.evaluate_every == 0 || c->failed || c->counters.optimizer_steps == c->evaluated_at) return false;
+    bool due = verdict->kind == VERDICT_IS_APPLY && c->counters.optimizer_steps % c->rules.evaluate_every == 0;
+    return due || last;
+}
+
+static const Gacc__V1__Verdict verdicts[] = {
+    [VERDICT_IS_APPLY] = GACC__V1__VERDICT__VERDICT_APPLY,
+    [VERDICT_IS_SKIP] = GACC__V1__VERDICT__VERDICT_SKIP,
+    [VERDICT_IS_EMPTY] = GACC__V1__VERDICT__VERDICT_EMPTY,
+    [VERDICT_IS_FAIL] = GACC__V1__VERDICT__VERDICT_FAIL,
+};
+
+static Gacc__V1__Failure *failure_message(struct conductor *c)
+{
+    if (!c->failed) return NULL;
+    c->failure_message.status = (uint32_t)c->failure.status;
+    c->failure_message.text = c->failure.text;
+    return &c->failure_message;
+}
+
+const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
+{
+    if (c->phase != PHASE_DECISION) return NULL;
+    struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};
+    if (c->first_failure.status) conductor_set_failure(c, &c->first_failure);
+    if (c->step > 0) judge(c, now, &verdict);
+    c->decided_at = now;
+
+    Gacc__V1__Decision *decision = &c->decision;
+    bool more = goes_on(c);
+    decision->step = c->step;
+    decision->verdict = c->step > 0 || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
+    decision->clip_coefficient = verdict.kind == VERDICT_IS_APPLY ? verdict.clip_coefficient : 0;
+    decision->failure = failure_message(c);
+    decision->evaluate = c->step > 0 && evaluates(c, &verdict, !more);
+    if (decision->evaluate) c->evaluated_at = c->counters.optimizer_steps;
+    c->attempt.evaluates = decision->evaluate;
+    decision->next = more ? open_window(c) : NULL;
+    decision->plan = more && c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
+    await_reports(c);
+    if (!more) c->phase = PHASE_FINISHING;
+    return decision;
+}
+
+const Gacc__V1__Farewell *conductor_farewell(struct conductor *c, uint32_t rank)
+{
+    uint32_t lowest = 0;
+    while (lowest < c->ranks && c->rank[lowest].lost) lowest++;
+    c->farewell.failure = failure_message(c);
+    c->farewell.print = c->failed && rank == lowest;
+    return &c->farewell;
+}

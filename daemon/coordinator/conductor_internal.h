@@ -1,0 +1,113 @@
+/* What the parts of the conductor share: conductor.c listens, conductor_decide.c decides, conductor_records.c tells. */
+#ifndef GACC_CONDUCTOR_INTERNAL_H
+#define GACC_CONDUCTOR_INTERNAL_H
+
+#include "daemon/coordinator/conductor.h"
+#include "daemon/coordinator/job_rules.h"
+#include "daemon/core/warnings.h"
+
+enum phase {
+    PHASE_HELLOS,    /* awaiting a hello from every rank */
+    PHASE_WELCOME,   /* all are in */
+    PHASE_REPORTS,   /* awaiting reports of `step` */
+    PHASE_DECISION,  /* all are in */
+    PHASE_FINISHING, /* the last decision is out; awaiting step_done and finished */
+    PHASE_OVER,      /* all have finished */
+    PHASE_BROKEN,    /* the job cannot go on in order: nothing is awaited any more */
+};
+
+struct rank {
+    Gacc__V1__Hello *hello; /* own copy */
+    bool reported, stepped, finished, lost;
+    double weight, next_weight; /* announced for the window under way, and for the one after it */
+    uint32_t micro_batches, next_micro_batches;
+    bool evaluated;
+    double evaluation_loss_sum, evaluation_weight, evaluation_seconds;
+    uint64_t evaluation_sequences;
+    double heard; /* when */
+    Gacc__V1__State state;
+    uint64_t state_step;
+    uint32_t state_micro_batch;
+};
+
+/* One step with its evaluation, all warnings, and one event of its own. */
+#define RECORDS_MOST (2 + WARNINGS + 1)
+
+/* The attempt whose decision is out and whose step_done are awaited. */
+struct attempt {
+    bool pending;
+    uint32_t awaited;
+    struct step_record record;
+    uint32_t *accumulate;   /* [ranks] */
+    Gacc__V1__Blame *blame; /* own copy, of the lowest rank that found something */
+    uint32_t blame_rank;
+    uint32_t warnings; /* bits */
+    bool nonfinite;    /* some rank's shard, or the sum over ranks, was not finite */
+    bool evaluates;
+};
+
+struct conductor {
+    const Gacc__V1__JobSpec *job;
+    struct job_rules rules;
+    uint32_t ranks;
+    struct rank *rank;           /* [ranks] */
+    struct rank_report *reports; /* [ranks] */
+
+    enum phase phase;
+    uint32_t awaited; /* messages of this phase */
+    bool failed;
+    struct error failure;
+    bool failed_by_numerics;    /* blame of the last attempt may still complete the text … */
+    size_t failure_length;      /* … from here on */
+    struct error first_failure; /* reported by the lowest failing rank of the step */
+    uint32_t first_failure_rank;
+
+    /* The most that a rank has reported for the step. */
+    uint32_t reduce_scatters;
+    uint64_t reduce_scatter_bytes;
+
+    uint64_t step; /* whose reports are awaited; 0: before the first */
+    struct plan_position position;
+    struct plan current, upcoming; /* of step, of step + 1 */
+    bool has_upcoming;
+    Gacc__V1__Window window; /* of step */
+    struct loss_scale scale;
+    uint32_t nonfinite_in_a_row;
+    double epoch_weight; /* of the current epoch so far */
+    struct warnings warnings;
+
+    struct step_counters counters;
+    bool has_loss, has_validation;
+    double loss, validation_loss;
+    uint64_t evaluated_at; /* optimizer_steps; UINT64_MAX: not yet */
+    double opened_at, decided_at;
+    double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
+    char culprit[512];                      /* the last one named; empty: none yet */
+
+    struct attempt attempt;
+    struct record records[RECORDS_MOST];
+    uint32_t record_count, record_next;
+    char event_text[640];
+
+    /* The messages given out. */
+    Gacc__V1__Welcome welcome;
+    Gacc__V1__Plan plan;
+    Gacc__V1__Share *shares;      /* [ranks] */
+    Gacc__V1__Share **share_list; /* [ranks] */
+    Gacc__V1__Decision decision;
+    Gacc__V1__Farewell farewell;
+    Gacc__V1__Failure failure_message;
+    Gacc__V1__Status status;
+    Gacc__V1__RankStatus *rank_statuses;     /* [ranks] */
+    Gacc__V1__RankStatus **rank_status_list; /* [ranks] */
+    uint32_t *full_accumulate;               /* [ranks]: K in a full step */
+};
+
+/* The first failure is the job's. */
+void conductor_set_failure(struct conductor *conductor, const struct error *error);
+/* Ends the text of a failure by numerics with the culprit, if one is known. */
+void conductor_name_culprit(struct conductor *conductor);
+/* Turns the attempt whose step_done are in (or will not come) into records. */
+void conductor_complete_attempt(struct conductor *conductor);
+
+#endif

@@ -1,0 +1,192 @@
+/* What the conductor tells: the log's records, the header, the end, and GetStatus. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/coordinator/conductor_internal.h"
+
+void conductor_name_culprit(struct conductor *c)
+{
+    if (!c->failed_by_numerics || !*c->culprit) return;
+    char *tail = c->failure.text + c->failure_length;
+    snprintf(tail, sizeof c->failure.text - c->failure_length, ": %s", c->culprit);
+}
+
+static void remember_culprit(struct conductor *c)
+{
+    const Gacc__V1__Blame *blame = c->attempt.blame;
+    int length = snprintf(c->culprit, sizeof c->culprit, "rank %" PRIu32 ", tensor %s", c->attempt.blame_rank,
+                          *blame->tensor ? blame->tensor : "unknown");
+    if (length < 0 || (size_t)length >= sizeof c->culprit) return;
+    if (blame->has_micro_batch)
+        length += snprintf(c->culprit + length, sizeof c->culprit - (size_t)length, ", micro-batch %" PRIu32,
+                           blame->micro_batch);
+    if ((size_t)length < sizeof c->culprit)
+        snprintf(c->culprit + length, sizeof c->culprit - (size_t)length, ", step %" PRIu64,
+                 c->attempt.record.counters.step);
+}
+
+static struct record *add_record(struct conductor *c, enum record_type type)
+{
+    struct record *record = &c->records[c->record_count++];
+    *record = (struct record){.type = type};
+    return record;
+}
+
+static void add_event(struct conductor *c, const char *event, const char *text)
+{
+    add_record(c, RECORD_EVENT)->event =
+        (struct event_record){.step = c->attempt.record.counters.step, .event = event, .text = text};
+}
+
+/* The validation loss over all ranks, added in rank order. A rank that could not read its part reports that with the
+ * next step. */
+static void add_evaluation(struct conductor *c)
+{
+    const struct step_counters *counters = &c->attempt.record.counters;
+    struct eval_record eval = {.step = counters->step, .optimizer_steps = counters->optimizer_steps};
+    double loss_sum = 0;
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        const struct rank *rank = &c->rank[r];
+        if (!rank->evaluated) return;
+        loss_sum += rank->evaluation_loss_sum;
+        eval.weight += rank->evaluation_weight;
+        eval.sequences += rank->evaluation_sequences;
+        if (rank->evaluation_seconds > eval.seconds) eval.seconds = rank->evaluation_seconds;
+    }
+    eval.loss = loss_sum / eval.weight;
+    c->has_validation = true;
+    c->validation_loss = eval.loss;
+    add_record(c, RECORD_EVAL)->eval = eval;
+}
+
+/* A skip is loud where no loss scale explains it, and where nobody's own gradient does. */
+static void add_skip_event(struct conductor *c)
+{
+    const struct attempt *attempt = &c->attempt;
+    if (!attempt->nonfinite) return;
+    const char *culprit =
+        attempt->blame ? c->culprit : "no rank's own gradient shows where: the sum over ranks overflowed";
+    bool whole = attempt->awaited == 0; /* else some rank was not asked */
+    if (!c->rules.has_scaler) {
+        snprintf(c->event_text, sizeof c->event_text, "the gradient is not finite, %" PRIu32 " in a row%s%s",
+                 c->nonfinite_in_a_row, attempt->blame || whole ? ": " : "", attempt->blame || whole ? culprit : "");
+        add_event(c, "nonfinite", c->event_text);
+    } else if (!attempt->blame && whole) {
+        add_event(c, "sum_overflow", culprit);
+    }
+}
+
+void conductor_complete_attempt(struct conductor *c)
+{
+    struct attempt *attempt = &c->attempt;
+    attempt->pending = false;
+    c->record_count = c->record_next = 0;
+    attempt->record.blame = attempt->blame;
+    attempt->record.blame_rank = attempt->blame_rank;
+    if (attempt->blame) {
+        remember_culprit(c);
+        conductor_name_culprit(c);
+    }
+    add_record(c, RECORD_STEP)->step = attempt->record;
+    if (attempt->evaluates) add_evaluation(c);
+    add_skip_event(c);
+    for (uint32_t warning = 0; warning < WARNINGS; warning++)
+        if (attempt->warnings >> warning & 1)
+            add_event(c, warning_name((enum warning)warning), warning_text((enum warning)warning));
+}
+
+bool conductor_next_record(struct conductor *c, struct record *record)
+{
+    if (c->record_next == c->record_count) return false;
+    *record = c->records[c->record_next++];
+    return true;
+}
+
+void conductor_header(const struct conductor *c, struct header_record *header)
+{
+    const Gacc__V1__Hello *hello = c->rank[0].hello;
+    *header = (struct header_record){
+        .job = c->job->job->name,
+        .job_digest = c->job->digest.data,
+        .job_digest_length = c->job->digest.len,
+        .effective_batch = c->rules.plan.global,
+        .micro_batch = c->rules.plan.micro,
+        .ranks = c->ranks,
+        .accumulate = c->full_accumulate,
+        .tokens_per_step = c->rules.plan.global * c->rules.tokens_per_sequence,
+        .total_steps = c->rules.total_steps,
+        .train_sequences = hello->train_sequences,
+        .validation_sequences = hello->validation_sequences,
+        .parameters = hello->parameters,
+        .device = hello->device,
+        .versions = hello->versions,
+        .version_count = hello->n_versions,
+    };
+}
+
+void conductor_end(const struct conductor *c, double now, struct end_record *end)
+{
+    *end = (struct end_record){
+        .exit = c->failed ? (int)c->failure.status : STATUS_DONE,
+        .reason = c->failed ? c->failure.text : NULL,
+        .counters = c->counters,
+        .total_steps = c->rules.total_steps,
+        .has_loss = c->has_loss,
+        .loss = c->loss,
+        .has_validation = c->has_validation,
+        .validation_loss = c->validation_loss,
+        .seconds = now - c->opened_at,
+    };
+}
+
+static char *phase_name(const struct conductor *c)
+{
+    static char starting[] = "starting", training[] = "training", finishing[] = "finishing", failing[] = "failing";
+    if (c->failed) return failing;
+    if (c->phase >= PHASE_FINISHING) return finishing;
+    return c->phase >= PHASE_REPORTS && c->step > 0 ? training : starting;
+}
+
+static void fill_rank(Gacc__V1__RankStatus *to, const struct rank *rank, uint32_t number, double now)
+{
+    to->rank = number;
+    if (rank->hello) {
+        to->host = rank->hello->host;
+        to->pid = rank->hello->pid;
+        to->seconds_since_heard = now - rank->heard;
+    }
+    to->state = rank->state;
+    to->step = rank->state_step;
+    to->micro_batch = rank->state_micro_batch;
+}
+
+Gacc__V1__Status *conductor_status(struct conductor *c, double now)
+{
+    Gacc__V1__Status *status = &c->status;
+    uint64_t done = c->rules.plan.epochs != 0 ? c->counters.step : c->counters.optimizer_steps;
+    uint64_t left = c->failed || done > c->rules.total_steps ? 0 : c->rules.total_steps - done;
+    status->job = c->job->job->name;
+    status->output = c->job->job->output;
+    status->phase = phase_name(c);
+    status->step = c->counters.step;
+    status->optimizer_steps = c->counters.optimizer_steps;
+    status->skipped_steps = c->counters.skipped_steps;
+    status->empty_steps = c->counters.empty_steps;
+    status->total_steps = c->rules.total_steps;
+    status->loss = c->loss;
+    status->lr = c->window.lr;
+    status->has_scaler = c->rules.has_scaler;
+    status->loss_scale = c->rules.has_scaler ? (double)c->scale.scale : 0;
+    status->growth_tracker = c->scale.growth_tracker;
+    status->tokens_per_second = c->attempt_seconds > 0 ? c->attempt_tokens / c->attempt_seconds : 0;
+    status->tokens_seen = c->counters.tokens_seen;
+    status->eta_seconds = (double)left * c->attempt_seconds;
+    status->validation_loss = c->validation_loss;
+    status->has_validation = c->has_validation;
+    status->effective_batch = c->rules.plan.global;
+    status->micro_batch = c->rules.plan.micro;
+    status->n_ranks = c->ranks;
+    status->ranks = c->rank_status_list;
+    for (uint32_t r = 0; r < c->ranks; r++) fill_rank(&c->rank_statuses[r], &c->rank[r], r, now);
+    return status;
+}

@@ -1,0 +1,102 @@
+#include "daemon/coordinator/job_rules.h"
+
+#include <inttypes.h>
+
+/* The job's enumerations in the words of core. */
+static const enum loss_scale_profile profiles[] = {
+    [GACC__V1__SCALE_PROFILE__PROFILE_TORCH] = LOSS_SCALE_TORCH,
+    [GACC__V1__SCALE_PROFILE__PROFILE_APEX] = LOSS_SCALE_APEX,
+    [GACC__V1__SCALE_PROFILE__PROFILE_MEGATRON] = LOSS_SCALE_MEGATRON,
+    [GACC__V1__SCALE_PROFILE__PROFILE_DEEPSPEED] = LOSS_SCALE_DEEPSPEED,
+    [GACC__V1__SCALE_PROFILE__PROFILE_DEEPSPEED_FUSED] = LOSS_SCALE_DEEPSPEED_FUSED,
+};
+static const enum schedule_type schedules[] = {
+    [GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT] = SCHEDULE_RULE_CONSTANT,
+    [GACC__V1__SCHEDULE_TYPE__SCHEDULE_LINEAR] = SCHEDULE_RULE_LINEAR,
+    [GACC__V1__SCHEDULE_TYPE__SCHEDULE_COSINE] = SCHEDULE_RULE_COSINE,
+    [GACC__V1__SCHEDULE_TYPE__SCHEDULE_WSD] = SCHEDULE_RULE_WSD,
+};
+static const enum loss_weighting weightings[] = {
+    [GACC__V1__WEIGHTING__WEIGHTING_TOKEN] = WEIGHT_BY_TOKEN,
+    [GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH] = WEIGHT_BY_MICRO_BATCH,
+    [GACC__V1__WEIGHTING__WEIGHTING_SUM] = WEIGHT_SUM,
+};
+
+#define KNOWN(table, value) ((size_t)(value) < sizeof(table) / sizeof *(table))
+
+static int scale_rules(struct loss_scale_rules *rules, const Gacc__V1__LossScaleSection *section, struct error *error)
+{
+    if (!section || !KNOWN(profiles, section->profile))
+        return error_set(error, STATUS_INTERNAL, "precision.loss_scale: is missing from a job in fp16");
+    *rules = (struct loss_scale_rules){
+        .profile = profiles[section->profile],
+        .is_static = section->mode == GACC__V1__SCALE_MODE__SCALE_STATIC,
+        .initial = (float)section->initial,
+        .growth = section->growth,
+        .backoff = section->backoff,
+        .interval = section->interval,
+        .hysteresis = section->hysteresis,
+        .consecutive_hysteresis = section->consecutive_hysteresis,
+        .minimum = (float)section->minimum,
+        .maximum = (float)section->maximum,
+        .stop_at_minimum = section->at_minimum == GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP,
+        .stop_after = section->stop_after,
+    };
+    const char *why = loss_scale_rules_check(rules);
+    return why ? error_set(error, STATUS_JOB, "precision.loss_scale.%s", why) : 0;
+}
+
+int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)
+{
+    if (!job->job || !job->batch || !job->precision || !job->optimizer || !job->schedule || !job->evaluation)
+        return error_set(error, STATUS_INTERNAL, "the job lacks a section");
+    if (ranks == 0 || job->batch->global == 0 || job->batch->micro == 0 || !KNOWN(schedules, job->schedule->type) ||
+        !KNOWN(weightings, job->batch->weighting))
+        return error_set(error, STATUS_INTERNAL, "the job is not a whole one");
+    *rules = (struct job_rules){
+        .plan = {.global = job->batch->global,
+                 .micro = job->batch->micro,
+                 .ranks = ranks,
+                 .drop_tail = job->batch->tail == GACC__V1__TAIL__TAIL_DROP,
+                 .epochs = job->job->epochs},
+        .schedule = {.type = schedules[job->schedule->type],
+                     .lr = job->optimizer->lr,
+                     .minimum = job->schedule->minimum,
+                     .warmup = job->schedule->warmup,
+                     .total = job->schedule->total,
+                     .decay = job->schedule->decay},
+        .has_scaler = job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP16,
+        .nonfinite_stop_after = job->precision->nonfinite_stop_after,
+        .weighting = weightings[job->batch->weighting],
+        .clip_norm = job->optimizer->clip_norm,
+        .evaluate_every = job->evaluation->every,
+    };
+    return rules->has_scaler ? scale_rules(&rules->scale, job->precision->loss_scale, error) : 0;
+}
+
+static uint64_t total_steps(const Gacc__V1__JobSection *job, const struct job_rules *rules)
+{
+    if (job->epochs != 0) return job->epochs * plan_steps_per_epoch(&rules->plan);
+    if (job->steps != 0) return job->steps;
+    uint64_t tokens_per_step = rules->plan.global * rules->tokens_per_sequence;
+    return job->tokens / tokens_per_step + (job->tokens % tokens_per_step != 0);
+}
+
+int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint64_t train_sequences,
+                       uint64_t validation_sequences, uint64_t targets_per_sequence, struct error *error)
+{
+    if (train_sequences == 0 || targets_per_sequence == 0)
+        return error_set(error, STATUS_DATA, "data.train: holds no sequence");
+    rules->plan.sequences = train_sequences;
+    rules->tokens_per_sequence = targets_per_sequence;
+    if (plan_steps_per_epoch(&rules->plan) == 0)
+        return error_set(error, STATUS_DATA,
+                         "data.train: holds %" PRIu64 " sequences, fewer than batch.global: %" PRIu32
+                         ", and batch.tail: drop leaves out what is short",
+                         train_sequences, rules->plan.global);
+    if (rules->evaluate_every != 0 && validation_sequences == 0)
+        return error_set(error, STATUS_DATA, "data.validation: holds no sequence, and evaluation.every asks for some");
+    rules->total_steps = total_steps(job->job, rules);
+    if (rules->schedule.total == 0) rules->schedule.total = rules->total_steps;
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* The job as the pure decisions of daemon/core take it: JobSpec in, rules out. */
+#ifndef GACC_JOB_RULES_H
+#define GACC_JOB_RULES_H
+
+#include "daemon/core/loss_scale.h"
+#include "daemon/core/plan.h"
+#include "daemon/core/schedule.h"
+#include "daemon/core/verdict.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/job.pb-c.h"
+
+struct job_rules {
+    struct plan_rules plan;
+    struct schedule schedule;
+    bool has_scaler;
+    struct loss_scale_rules scale;
+    uint32_t nonfinite_stop_after; /* without a scaler; 0: never */
+    enum loss_weighting weighting;
+    double clip_norm;
+    uint64_t evaluate_every;
+    uint64_t tokens_per_sequence; /* targets, masked ones included */
+    uint64_t total_steps;         /* applied ones; of a job by epochs, attempts */
+};
+
+/* What the job alone says. Refuses what no job file can say with 70, rules of the loss scale that cannot work with 78.
+ */
+int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error);
+/* Adds what the data say: the number of steps, and the schedule's length by default. Too few sequences: 65. */
+int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint64_t train_sequences,
+                       uint64_t validation_sequences, uint64_t targets_per_sequence, struct error *error);
+
+#endif

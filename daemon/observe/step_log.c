@@ -1,0 +1,296 @@
+#include "daemon/observe/step_log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "daemon/observe/json.h"
+
+/* A measured number: null and a count beside it when it is not finite. */
+static void measured(struct json *json, const char *key, double value)
+{
+    if (json_double(json, key, value)) return;
+    char count[64];
+    snprintf(count, sizeof count, "%s_nonfinite", key);
+    json_unsigned(json, count, 1);
+}
+
+static void present(struct json *json, const char *key, bool is_present, double value)
+{
+    if (is_present)
+        measured(json, key, value);
+    else
+        json_null(json, key);
+}
+
+static void counters(struct json *json, const struct step_counters *of)
+{
+    json_unsigned(json, "step", of->step);
+    json_unsigned(json, "optimizer_steps", of->optimizer_steps);
+    json_unsigned(json, "skipped_steps", of->skipped_steps);
+    json_unsigned(json, "empty_steps", of->empty_steps);
+    json_unsigned(json, "scheduler_steps", of->scheduler_steps);
+}
+
+static void accumulate(struct json *json, const uint32_t *counts, uint32_t ranks)
+{
+    json_array(json, "accumulate");
+    for (uint32_t rank = 0; rank < ranks; rank++) json_unsigned(json, NULL, counts[rank]);
+    json_array_end(json);
+}
+
+static void header_members(struct json *json, const void *record)
+{
+    const struct header_record *header = record;
+    json_string(json, "type", "header");
+    json_string(json, "job", header->job);
+    json_hex(json, "job_digest", header->job_digest, header->job_digest_length);
+    json_unsigned(json, "effective_batch", header->effective_batch);
+    json_unsigned(json, "micro_batch", header->micro_batch);
+    accumulate(json, header->accumulate, header->ranks);
+    json_unsigned(json, "ranks", header->ranks);
+    json_unsigned(json, "tokens_per_step", header->tokens_per_step);
+    json_unsigned(json, "total_steps", header->total_steps);
+    json_unsigned(json, "train_sequences", header->train_sequences);
+    json_unsigned(json, "validation_sequences", header->validation_sequences);
+    json_unsigned(json, "parameters", header->parameters);
+    json_string(json, "device", header->device);
+    json_array(json, "versions");
+    for (size_t i = 0; i < header->version_count; i++) json_string(json, NULL, header->versions[i]);
+    json_array_end(json);
+    json_string(json, "resumed_from", header->resumed_from);
+}
+
+static void blame(struct json *json, const Gacc__V1__Blame *found, uint32_t rank)
+{
+    if (!found) {
+        json_null(json, "nonfinite");
+        return;
+    }
+    json_object(json, "nonfinite");
+    json_unsigned(json, "rank", rank);
+    json_string(json, "tensor", found->tensor);
+    if (found->has_micro_batch)
+        json_unsigned(json, "micro_batch", found->micro_batch);
+    else
+        json_null(json, "micro_batch");
+    json_array(json, "sequences");
+    for (size_t i = 0; i < found->n_sequences; i++) {
+        json_object(json, NULL);
+        json_unsigned(json, "index", found->sequences[i]->index);
+        json_string(json, "file", found->sequences[i]->file);
+        json_unsigned(json, "offset", found->sequences[i]->offset);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    json_object_end(json);
+}
+
+static void traffic(struct json *json, const struct step_record *step)
+{
+    json_object(json, "collectives");
+    json_unsigned(json, "reduce_scatter", step->reduce_scatters);
+    json_unsigned(json, "all_gather", step->all_gathers);
+    json_unsigned(json, "control", step->control_collectives);
+    json_object_end(json);
+    json_object(json, "bytes");
+    json_unsigned(json, "reduce_scatter", step->reduce_scatter_bytes);
+    json_unsigned(json, "all_gather", step->all_gather_bytes);
+    json_object_end(json);
+}
+
+static void seconds(struct json *json, const struct step_record *step)
+{
+    json_object(json, "seconds");
+    json_double(json, "step", step->seconds.step);
+    json_double(json, "data", step->seconds.data);
+    json_double(json, "compute", step->seconds.compute);
+    json_double(json, "reduce", step->seconds.reduce);
+    json_double(json, "decision", step->seconds.decision);
+    json_double(json, "update", step->seconds.update);
+    json_double(json, "gather", step->seconds.gather);
+    json_double(json, "since_last_step", step->seconds.since_last_step);
+    json_object_end(json);
+}
+
+static const char *const verdicts[] = {
+    [VERDICT_IS_APPLY] = "apply",
+    [VERDICT_IS_SKIP] = "skip",
+    [VERDICT_IS_EMPTY] = "empty",
+    [VERDICT_IS_FAIL] = "fail",
+};
+
+static void step_members(struct json *json, const void *record)
+{
+    const struct step_record *step = record;
+    bool applied = step->verdict == VERDICT_IS_APPLY;
+    json_string(json, "type", "step");
+    counters(json, &step->counters);
+    json_string(json, "verdict", verdicts[step->verdict]);
+    json_string(json, "reason", step->reason);
+    blame(json, step->blame, step->blame_rank);
+    present(json, "loss", step->has_loss, step->loss);
+    json_double(json, "weight", step->weight);
+    json_unsigned(json, "micro_batches", step->micro_batches);
+    json_unsigned(json, "tokens", step->tokens);
+    json_unsigned(json, "tokens_seen", step->counters.tokens_seen);
+    json_double(json, "lr", step->lr);
+    present(json, "loss_scale", step->has_scaler, step->loss_scale);
+    present(json, "loss_scale_next", step->has_scaler, step->loss_scale_next);
+    if (step->has_scaler)
+        json_unsigned(json, "growth_tracker", step->growth_tracker);
+    else
+        json_null(json, "growth_tracker");
+    present(json, "grad_norm_scaled", applied, step->grad_norm_scaled);
+    present(json, "grad_norm", applied, step->grad_norm);
+    present(json, "grad_norm_clipped", applied, step->grad_norm_clipped);
+    present(json, "clip_coefficient", applied, step->clip_coefficient);
+    traffic(json, step);
+    accumulate(json, step->accumulate, step->ranks);
+    seconds(json, step);
+}
+
+static void eval_members(struct json *json, const void *record)
+{
+    const struct eval_record *eval = record;
+    json_string(json, "type", "eval");
+    json_unsigned(json, "step", eval->step);
+    json_unsigned(json, "optimizer_steps", eval->optimizer_steps);
+    measured(json, "loss", eval->loss);
+    json_double(json, "weight", eval->weight);
+    json_unsigned(json, "sequences", eval->sequences);
+    json_double(json, "seconds", eval->seconds);
+}
+
+static void event_members(struct json *json, const void *record)
+{
+    const struct event_record *event = record;
+    json_string(json, "type", "event");
+    json_unsigned(json, "step", event->step);
+    json_string(json, "event", event->event);
+    json_string(json, "text", event->text);
+}
+
+static void result_members(struct json *json, const void *record)
+{
+    const struct end_record *end = record;
+    json_string(json, "status", end->exit == STATUS_DONE ? "done" : end->exit == STATUS_AGAIN ? "again" : "failed");
+    json_signed(json, "exit", end->exit);
+    json_string(json, "reason", end->reason);
+    counters(json, &end->counters);
+    json_unsigned(json, "total_steps", end->total_steps);
+    json_unsigned(json, "tokens_seen", end->counters.tokens_seen);
+    present(json, "loss", end->has_loss, end->loss);
+    present(json, "validation_loss", end->has_validation, end->validation_loss);
+    json_double(json, "seconds", end->seconds);
+}
+
+static void end_members(struct json *json, const void *record)
+{
+    json_string(json, "type", "end");
+    result_members(json, record);
+}
+
+static char *object(void (*members)(struct json *, const void *), const void *record)
+{
+    struct json json;
+    char *out;
+    size_t length;
+    if (json_open(&json, &out, &length)) return NULL;
+    json_object(&json, NULL);
+    members(&json, record);
+    json_object_end(&json);
+    return json_close(&json, &out) ? out : NULL;
+}
+
+char *header_line(const struct header_record *record)
+{
+    return object(header_members, record);
+}
+
+char *step_line(const struct step_record *record)
+{
+    return object(step_members, record);
+}
+
+char *eval_line(const struct eval_record *record)
+{
+    return object(eval_members, record);
+}
+
+char *event_line(const struct event_record *record)
+{
+    return object(event_members, record);
+}
+
+char *end_line(const struct end_record *record)
+{
+    return object(end_members, record);
+}
+
+char *result_text(const struct end_record *record)
+{
+    return object(result_members, record);
+}
+
+/* Where the last whole line ends, or -1. */
+static off_t end_of_lines(int fd, off_t size)
+{
+    char block[4096];
+    while (size > 0) {
+        off_t from = (size - 1) / (off_t)sizeof block * (off_t)sizeof block;
+        ssize_t got = pread(fd, block, (size_t)(size - from), from);
+        if (got != size - from) return -1;
+        const char *newline = memrchr(block, '\n', (size_t)got);
+        if (newline) return from + (newline - block) + 1;
+        size = from;
+    }
+    return 0;
+}
+
+int step_log_open(struct step_log *log, const char *path, struct error *error)
+{
+    log->fd = -1;
+    if (strlen(path) >= sizeof log->path) return error_set(error, STATUS_IO, "%s: the path is too long", path);
+    strcpy(log->path, path);
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s: cannot open", path);
+    struct stat info;
+    off_t whole = fstat(fd, &info) ? -1 : S_ISREG(info.st_mode) ? end_of_lines(fd, info.st_size) : info.st_size;
+    if (whole < 0 || (whole != info.st_size && ftruncate(fd, whole))) {
+        int number = errno;
+        close(fd);
+        return error_set_errno(error, STATUS_IO, number, "%s: cannot remove an unfinished last line", path);
+    }
+    log->fd = fd;
+    return 0;
+}
+
+int step_log_append(struct step_log *log, const char *line, struct error *error)
+{
+    off_t end = lseek(log->fd, 0, SEEK_END);
+    size_t length = strlen(line);
+    struct iovec parts[] = {{(char *)line, length}, {(char *)"\n", 1}};
+    ssize_t written;
+    do {
+        written = writev(log->fd, parts, 2);
+    } while (written < 0 && errno == EINTR);
+    if (written == (ssize_t)length + 1) return 0;
+    int number = written < 0 ? errno : ENOSPC;
+    /* Half a line would break every reader; if it cannot be taken back the next open does it. */
+    if (written > 0 && end >= 0 && ftruncate(log->fd, end)) number = errno;
+    return error_set_errno(error, STATUS_IO, number, "%s: cannot write", log->path);
+}
+
+int step_log_close(struct step_log *log, struct error *error)
+{
+    int fd = log->fd;
+    log->fd = -1;
+    if (fd >= 0 && close(fd)) return error_set_errno(error, STATUS_IO, errno, "%s: cannot close", log->path);
+    return 0;
+}
