@@ -59,7 +59,7 @@ static double kept(const struct head *head, size_t i, size_t j)
 
 static double log_sum_exp(const struct head *head, size_t i)
 {
-    double largest = -INFINITY, sum = 0;
+    double largest = -HUGE_VAL, sum = 0;
     for (size_t j = 0; j <= i; j++) {
         const double s = score(head, i, j);
         if (s > largest) largest = s;

@@ -14,6 +14,11 @@ static size_t weight_index(struct linear_shape shape, size_t i, size_t o)
     return shape.layout == WEIGHT_IN_OUT ? i * shape.out + o : o * shape.in + i;
 }
 
+static size_t row_stride(struct linear_shape shape)
+{
+    return shape.stride ? shape.stride : shape.out;
+}
+
 static double activate(enum activation activation, double x)
 {
     switch (activation) {
@@ -28,7 +33,7 @@ static double activate(enum activation activation, double x)
     case ACTIVATE_GELU_TANH: /* the same paper's approximation */
         return 0.5 * x * (1 + tanh(M_SQRT1_2 * M_2_SQRTPI * (x + 0.044715 * x * x * x)));
     }
-    return NAN;
+    return (double)NAN;
 }
 
 static double activation_slope(enum activation activation, double x)
@@ -47,7 +52,7 @@ static double activation_slope(enum activation activation, double x)
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * M_SQRT1_2 * M_2_SQRTPI * (1 + 3 * 0.044715 * x * x);
     }
     }
-    return NAN;
+    return (double)NAN;
 }
 
 static void linear_forward(struct kernels *kernels, compute *y_, compute *pre_, const compute *x_, const compute *w_,
@@ -60,8 +65,8 @@ static void linear_forward(struct kernels *kernels, compute *y_, compute *pre_, 
         for (size_t o = 0; o < shape.out; o++) {
             double sum = bias ? bias[o] : 0;
             for (size_t i = 0; i < shape.in; i++) sum += x[r * shape.in + i] * w[weight_index(shape, i, o)];
-            if (activation != ACTIVATE_NONE && pre) pre[r * shape.out + o] = sum;
-            y[r * shape.out + o] = activate(activation, sum);
+            if (activation != ACTIVATE_NONE && pre) pre[r * row_stride(shape) + o] = sum;
+            y[r * row_stride(shape) + o] = activate(activation, sum);
         }
     }
 }
@@ -75,7 +80,7 @@ static void linear_backward_input(struct kernels *kernels, compute *dx_, const c
     for (size_t r = 0; r < shape.rows; r++) {
         for (size_t i = 0; i < shape.in; i++) {
             double sum = 0;
-            for (size_t o = 0; o < shape.out; o++) sum += dy[r * shape.out + o] * w[weight_index(shape, i, o)];
+            for (size_t o = 0; o < shape.out; o++) sum += dy[r * row_stride(shape) + o] * w[weight_index(shape, i, o)];
             if (activation != ACTIVATE_NONE) sum *= activation_slope(activation, pre[r * shape.in + i]);
             dx[r * shape.in + i] = sum;
         }
@@ -90,7 +95,7 @@ static void linear_backward_weight(struct kernels *kernels, wide *dw_, wide *dbi
     const double *dy = dy_, *x = x_;
     for (size_t r = 0; r < shape.rows; r++) {
         for (size_t o = 0; o < shape.out; o++) {
-            const double d = dy[r * shape.out + o];
+            const double d = dy[r * row_stride(shape) + o];
             if (dbias) dbias[o] += d;
             for (size_t i = 0; i < shape.in; i++) dw[weight_index(shape, i, o)] += d * x[r * shape.in + i];
         }

@@ -1,0 +1,207 @@
+/*
+ * Fully connected layers. Operands of 16-bit types are widened panel by panel, so the scratch memory does not depend on
+ * the shape; the result of a panel of rows is finished (bias, activation, rounding) while it is in the cache.
+ */
+#include "kernels/cpu/activation.h"
+#include "kernels/cpu/instance.h"
+#include "kernels/cpu/matrix.h"
+
+#define PANEL (CPU_SCRATCH_REALS / 3)
+
+static size_t at_least_1(size_t n)
+{
+    return n > 0 ? n : 1;
+}
+
+/* y[rows,n] = finish(a[rows,k]·b), b [k,n], or [n,k] when transposed. */
+struct rows_product {
+    size_t n, k;
+    const element *a, *b;
+    bool transposed;
+    element *y;
+    enum activation activation;
+    element *pre;         /* forward: where the pre-activation goes, or NULL */
+    const element *bias;  /* forward, or NULL */
+    const element *slope; /* backward: pre-activation of the layer below, or NULL */
+};
+
+struct panels {
+    size_t rows, n, k;
+};
+
+/* Where the operands are used as they are only rows are cut: few enough for the result to stay in the cache, enough to
+ * pay for BLAS's packing of b. */
+static struct panels choose_panels(const struct rows_product *p, size_t rows)
+{
+    if (ELEMENT_IS_REAL) {
+        const bool finishes = p->bias || p->activation != ACTIVATE_NONE;
+        const size_t cached = ((size_t)1 << 17) / p->n;
+        return (struct panels){finishes ? (cached > 256 ? cached : 256) : at_least_1(rows), p->n, p->k};
+    }
+    const size_t k = smaller(p->k, 1024);
+    const size_t n = smaller(p->n, smaller(1024, PANEL / k));
+    return (struct panels){PANEL / (k > n ? k : n), n, k};
+}
+
+/* Store `count` values of row r from column c on. */
+static void finish_forward(const struct rows_product *p, real *values, size_t r, size_t c, size_t count)
+{
+    real buffer[CHUNK];
+    const size_t at = r * p->n + c;
+    if (p->bias) {
+        const real *bias = widen(buffer, p->bias + c, count);
+        SIMD for (size_t i = 0; i < count; i++) values[i] += bias[i];
+    }
+    if (p->activation == ACTIVATE_NONE) {
+        narrow(p->y + at, values, count);
+        return;
+    }
+    const real *rounded = round_trip((p->pre ? p->pre : p->y) + at, values, count);
+    real *out = place(buffer, p->y + at);
+    activate_run(out, rounded, p->activation, count);
+    narrow(p->y + at, out, count);
+}
+
+static void finish_backward(const struct rows_product *p, real *values, size_t r, size_t c, size_t count)
+{
+    real buffer[CHUNK];
+    const size_t at = r * p->n + c;
+    if (p->slope) activation_slope_run(values, values, widen(buffer, p->slope + at, count), p->activation, count);
+    narrow(p->y + at, values, count);
+}
+
+static void finish_panel(const struct rows_product *p, real *result, size_t stride, size_t row, size_t rows,
+                         size_t column, size_t columns)
+{
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < columns; c += CHUNK) {
+            real *values = result + r * stride + c;
+            const size_t count = smaller(CHUNK, columns - c);
+            if (p->slope)
+                finish_backward(p, values, row + r, column + c, count);
+            else
+                finish_forward(p, values, row + r, column + c, count);
+        }
+    }
+}
+
+/* One panel of rows by one panel of columns. b_panel holds b's panel already when keep_b. */
+static void multiply_panel(const struct rows_product *p, const struct panels *size, real *scratch, bool keep_b,
+                           size_t row, size_t rows, size_t column, size_t columns)
+{
+    real *a_panel = scratch, *b_panel = scratch + PANEL;
+    element *stored = p->activation != ACTIVATE_NONE && p->pre ? p->pre : p->y;
+    real *result = place(scratch + 2 * PANEL, stored + row * p->n + column);
+    const size_t stride = ELEMENT_IS_REAL ? p->n : columns;
+    for (size_t first = 0; first < p->k; first += size->k) {
+        const size_t terms = smaller(size->k, p->k - first);
+        const struct matrix a = widen_panel(a_panel, p->a + row * p->k + first, p->k, rows, terms);
+        struct matrix b = {b_panel, p->transposed ? terms : columns};
+        if (!keep_b) {
+            b = p->transposed ? widen_panel(b_panel, p->b + column * p->k + first, p->k, columns, terms)
+                              : widen_panel(b_panel, p->b + first * p->n + column, p->n, terms, columns);
+        }
+        product(p->transposed ? PRODUCT_NT : PRODUCT_NN, rows, columns, terms, 1, a, b, first > 0, result, stride);
+    }
+    const bool finished = ELEMENT_IS_REAL && !p->bias && p->activation == ACTIVATE_NONE;
+    if (!finished) finish_panel(p, result, stride, row, rows, column, columns);
+}
+
+static void multiply_rows(const struct rows_product *p, real *scratch, size_t begin, size_t end)
+{
+    const struct panels size = choose_panels(p, end - begin);
+    const bool b_fits = !ELEMENT_IS_REAL && size.k >= p->k;
+    for (size_t column = 0; column < p->n; column += size.n) {
+        const size_t columns = smaller(size.n, p->n - column);
+        for (size_t row = begin; row < end; row += size.rows) {
+            const bool keep_b = b_fits && row > begin;
+            multiply_panel(p, &size, scratch, keep_b, row, smaller(size.rows, end - row), column, columns);
+        }
+    }
+}
+
+static void multiply(struct kernels *kernels, const struct rows_product *p, size_t rows)
+{
+    if (p->n == 0 || p->k == 0) return;
+    CPU_PARALLEL(kernels, rows, 16, multiply_rows(p, cpu_scratch(kernels, thread), begin, end));
+}
+
+void cpu_linear_forward(struct kernels *kernels, compute *y, compute *pre, const compute *x, const compute *w,
+                        const compute *bias, struct linear_shape shape, enum activation activation)
+{
+    const struct rows_product p = {
+        .n = shape.out,
+        .k = shape.in,
+        .a = x,
+        .b = w,
+        .transposed = shape.layout == WEIGHT_OUT_IN,
+        .y = y,
+        .activation = activation,
+        .pre = pre,
+        .bias = bias,
+    };
+    multiply(kernels, &p, shape.rows);
+}
+
+void cpu_linear_backward_input(struct kernels *kernels, compute *dx, const compute *dy, const compute *w,
+                               const compute *pre, struct linear_shape shape, enum activation activation)
+{
+    const struct rows_product p = {
+        .n = shape.in,
+        .k = shape.out,
+        .a = dy,
+        .b = w,
+        .transposed = shape.layout == WEIGHT_IN_OUT,
+        .y = dx,
+        .activation = activation,
+        .slope = activation == ACTIVATE_NONE ? NULL : pre,
+    };
+    multiply(kernels, &p, shape.rows);
+}
+
+/* dw[m,n] += leftᵀ·right for rows begin … end−1 of dw; left [rows,m], right [rows,n]. */
+static void weight_rows(real *dw, const element *left, const element *right, size_t rows, size_t m, size_t n,
+                        real *scratch, size_t begin, size_t end)
+{
+    const size_t side = ELEMENT_IS_REAL ? SIZE_MAX : 512;
+    real *left_panel = scratch, *right_panel = scratch + PANEL;
+    for (size_t i = begin; i < end; i += smaller(side, end - i)) {
+        const size_t height = smaller(side, end - i);
+        for (size_t row = 0; row < rows; row += smaller(side, rows - row)) {
+            const size_t terms = smaller(side, rows - row);
+            const struct matrix a = widen_panel(left_panel, left + row * m + i, m, terms, height);
+            for (size_t j = 0; j < n; j += smaller(side, n - j)) {
+                const size_t columns = smaller(side, n - j);
+                const struct matrix b = widen_panel(right_panel, right + row * n + j, n, terms, columns);
+                product(PRODUCT_TN, height, columns, terms, 1, a, b, 1, dw + i * n + j, n);
+            }
+        }
+    }
+}
+
+static void bias_columns(real *dbias, const element *dy, size_t rows, size_t out, size_t begin, size_t end)
+{
+    real buffer[CHUNK], sum[CHUNK];
+    for (size_t c = begin; c < end; c += CHUNK) {
+        const size_t n = smaller(CHUNK, end - c);
+        memset(sum, 0, n * sizeof *sum);
+        for (size_t r = 0; r < rows; r++) {
+            const real *d = widen(buffer, dy + r * out + c, n);
+            SIMD for (size_t i = 0; i < n; i++) sum[i] += d[i];
+        }
+        SIMD for (size_t i = 0; i < n; i++) dbias[c + i] += sum[i];
+    }
+}
+
+void cpu_linear_backward_weight(struct kernels *kernels, wide *dw, wide *dbias, const compute *dy, const compute *x,
+                                struct linear_shape shape)
+{
+    if (shape.rows == 0 || shape.in == 0 || shape.out == 0) return;
+    const bool in_out = shape.layout == WEIGHT_IN_OUT;
+    const element *left = in_out ? x : dy, *right = in_out ? dy : x;
+    const size_t m = in_out ? shape.in : shape.out, n = in_out ? shape.out : shape.in;
+    CPU_PARALLEL(kernels, m, 16,
+                 weight_rows(dw, left, right, shape.rows, m, n, cpu_scratch(kernels, thread), begin, end));
+    if (!dbias) return;
+    CPU_PARALLEL(kernels, shape.out, 16, bias_columns(dbias, dy, shape.rows, shape.out, begin, end));
+}
