@@ -1,0 +1,843 @@
+/*
+ * What a session does with a step: averaging, scaling, clipping, skipping, communicating. All numbers are worked out by
+ * hand; the case or requirement each belongs to is named.
+ */
+#include "tests/unit/session_fixture.h"
+
+#include "worker/safetensors.h"
+
+#define SGD GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD
+#define ADAMW GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW
+#define TOKEN GACC__V1__WEIGHTING__WEIGHTING_TOKEN
+#define MICROBATCH GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH
+#define SUM GACC__V1__WEIGHTING__WEIGHTING_SUM
+#define FP16 GACC__V1__COMPUTE__COMPUTE_FP16
+#define BF16 GACC__V1__COMPUTE__COMPUTE_BF16
+#define FP64 GACC__V1__COMPUTE__COMPUTE_FP64
+#define LINEAR GACC__V1__MODEL_TYPE__MODEL_LINEAR
+
+/* --- averaging ----------------------------------------------------------------------------------------------- */
+
+/* A3: w = 0, x = 1; micro-batch A has one target 2, B three targets −1. */
+static const char *const one_against_three = "weight,x0,y0\n1,1,2\n0,1,0\n0,1,0\n1,1,-1\n1,1,-1\n1,1,-1\n";
+
+static void a3(uint32_t ranks, uint32_t micro, Gacc__V1__Weighting weighting, double loss, double w)
+{
+    struct scenario scenario = {.csv = one_against_three,
+                                .type = LINEAR,
+                                .global = 6,
+                                .micro = micro,
+                                .ranks = ranks,
+                                .weighting = weighting,
+                                .optimizer = SGD,
+                                .lr = 0.1};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].loss, loss, 1e-7);
+    for (uint32_t rank = 0; rank < ranks; rank++) assert_near(last_parameter(play, rank, 0), w, 1e-8);
+    free(play);
+}
+
+static void token_weighting_is_the_mean_over_all_targets(void **state)
+{
+    (void)state;
+    a3(1, 3, TOKEN, 0.875, -0.025);
+    a3(2, 3, TOKEN, 0.875, -0.025);
+}
+
+static void one_big_batch_is_the_same_as_token_weighting(void **state)
+{
+    (void)state;
+    a3(1, 6, TOKEN, 0.875, -0.025);
+}
+
+static void micro_batch_weighting_is_the_mean_of_means(void **state)
+{
+    (void)state;
+    a3(1, 3, MICROBATCH, 1.25, 0.05);
+    a3(2, 3, MICROBATCH, 1.25, 0.05);
+}
+
+/* A6: gradient −2 + 1 + 1 + 1 */
+static void sum_weighting_divides_by_nothing(void **state)
+{
+    (void)state;
+    a3(1, 3, SUM, 3.5, -0.1);
+    a3(2, 3, SUM, 3.5, -0.1);
+}
+
+/* A5: weights 0.5 and 1.5 on gradients 8 and 4: (4 + 6) / 2 */
+static void fractional_weights_weigh(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "weight,g0\n0.5,8\n1.5,4\n", .global = 2, .optimizer = SGD, .lr = 1};
+    for (scenario.micro = 1; scenario.micro <= 2; scenario.micro++) {
+        struct play *play = play_well(&scenario);
+        assert_near(last_parameter(play, 0, 0), -5, 0);
+        assert_near(play->attempts[1].weight, 2, 0);
+        free(play);
+    }
+}
+
+/* Case 02-1, A4; the masked row would be infinite. */
+static void a_micro_batch_without_weight_adds_nothing(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "weight,g0\n1,1\n1,2\n1,3\n0,inf\n0,7\n0,nan\n", .global = 6, .micro = 3, .optimizer = SGD, .lr = 1};
+    static const Gacc__V1__Weighting weightings[] = {TOKEN, MICROBATCH};
+    for (size_t i = 0; i < 2; i++) {
+        scenario.weighting = weightings[i];
+        struct play *play = play_well(&scenario);
+        assert_int_equal(play->attempts[1].verdict, APPLY);
+        assert_int_equal(play->attempts[1].micro_batches, 1);
+        assert_near(last_parameter(play, 0, 0), -2, 1e-6);
+        free(play);
+    }
+}
+
+static void a_masked_row_beside_others_is_skipped_not_multiplied(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "weight,g0\n1,4\n0,inf\n1,2\n0,nan\n", .global = 4, .micro = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, APPLY);
+    assert_near(last_parameter(play, 0, 0), -3, 1e-6);
+    free(play);
+}
+
+/* A4 */
+static void an_empty_global_batch_makes_no_update_and_is_no_overflow(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "weight,g0\n0,5\n0,6\n1,2\n1,2\n",
+                                .global = 2,
+                                .ranks = 2,
+                                .scale = 4,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .compute = FP16};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, EMPTY);
+    assert_int_equal(play->attempts[1].ranks[0].reduce_scatters, 1);
+    assert_int_equal(play->attempts[1].ranks[0].all_gathers, 0);
+    assert_near(play->attempts[1].ranks[1].parameters[0], 0, 0);
+    assert_int_equal(play->attempts[2].verdict, APPLY);
+    assert_near(play->attempts[2].scale, 4, 0);
+    assert_near(last_parameter(play, 1, 0), -2, 0);
+    free(play);
+}
+
+/* B4: K = 3, S = 8, g = 1, 2, 3: accumulated 16, unscaled 2. Without 1/K 6, divided twice 0.667. */
+static void scale_and_average_meet_once(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8, .optimizer = SGD, .lr = 1};
+    for (scenario.ranks = 1; scenario.ranks <= 3; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        assert_near(play->attempts[1].norm_scaled, 16, 1e-5);
+        assert_near(play->attempts[1].norm, 2, 1e-6);
+        assert_near(last_parameter(play, 0, 0), -2, 1e-6);
+        free(play);
+    }
+}
+
+/* Case 03-1: averages 1, 1, 1. */
+static void a_short_last_window_is_weighted_by_what_it_holds(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n1\n", .global = 2, .initial = {1}, .optimizer = SGD, .lr = 0.1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->count, 3);
+    assert_near(play->attempts[3].weight, 1, 0);
+    assert_near(last_parameter(play, 0, 0), 0.7, 1e-6);
+    free(play);
+}
+
+/* Case 03-4 */
+static void an_epoch_shorter_than_the_window_is_one_update(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n6\n", .global = 4, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->count, 1);
+    assert_near(last_parameter(play, 0, 0), -3, 1e-6);
+    free(play);
+}
+
+/* Case 03-6 */
+static void two_ranks_of_two_micro_batches_step_once_and_alike(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n5\n2\n8\n", .global = 4, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->count, 1);
+    for (uint32_t rank = 0; rank < 2; rank++) assert_near(last_parameter(play, rank, 0), -4, 0);
+    free(play);
+}
+
+/* Case 04-1: the last window leaves rank 1 without a micro-batch. */
+static void a_rank_without_micro_batches_takes_part(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n2\n4\n1\n3\n6\n", .global = 4, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->count, 2);
+    assert_near(play->attempts[1].norm, 2.5, 1e-6);
+    assert_near(play->attempts[2].norm, 6, 1e-6);
+    for (uint32_t rank = 0; rank < 2; rank++) assert_near(last_parameter(play, rank, 0), -8.5, 1e-6);
+    free(play);
+}
+
+/* W, S and the lr belong to the window: here all three change from step to step. */
+static double halving(uint64_t applied)
+{
+    return ldexp(1, -(int)applied);
+}
+
+static void each_step_uses_the_weight_of_its_own_window(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "weight,g0\n1,2\n3,2\n1,3\n0,9\n0.25,4\n0.25,8\n", .global = 2, .optimizer = SGD, .schedule = halving};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].norm, 2, 1e-6);
+    assert_near(play->attempts[2].norm, 3, 1e-6);
+    assert_near(play->attempts[3].norm, 6, 1e-6);
+    assert_near(last_parameter(play, 0, 0), -(2 + 1.5 + 1.5), 1e-6);
+    free(play);
+}
+
+/* --- scale, clip, update ------------------------------------------------------------------------------------- */
+
+/* C3: S = 8, accumulated 16, limit 1: an update from gradient 1, not 1/8. */
+static void clipping_works_on_the_unscaled_gradient(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].norm_scaled, 16, 1e-5);
+    assert_near(last_parameter(play, 0, 0), -1, 1e-6);
+    free(play);
+}
+
+/* Case 06-1; C2: norms before and after unscale differ by exactly S. */
+static void two_norms_differ_by_exactly_the_scale(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0,g1\n3,4\n", .size = 2, .scale = 1024, .clip = 1, .optimizer = SGD, .lr = 1};
+    for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        assert_near(play->attempts[1].norm, 5, 0);
+        assert_near(play->attempts[1].norm_scaled, 5120, 0);
+        for (uint32_t rank = 0; rank < scenario.ranks; rank++) {
+            assert_near(last_parameter(play, rank, 0), -0.6, 1e-6);
+            assert_near(last_parameter(play, rank, 1), -0.8, 1e-6);
+        }
+        free(play);
+    }
+}
+
+/* Case 06-4 */
+static void unscaling_happens_once_for_all_micro_batches(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n4\n2\n", .global = 2, .scale = 8, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_near(last_parameter(play, 0, 0), -3, 0);
+    free(play);
+}
+
+/* Case 06-6: the scaled squares are beyond fp32. */
+static void a_norm_whose_squares_exceed_fp32_is_no_overflow(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1\n3e14,4e14\n", .size = 2, .scale = 65536, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, APPLY);
+    assert_near(play->attempts[1].norm, 5e14, 1e8);
+    assert_near(last_parameter(play, 0, 0), -0.6, 1e-6);
+    assert_near(last_parameter(play, 0, 1), -0.8, 1e-6);
+    free(play);
+}
+
+/* Case 13-1 */
+static void the_norm_is_one_over_all_shards(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1\n6,0\n0,8\n", .size = 2, .global = 2, .ranks = 2, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].norm, 5, 0);
+    assert_near(play->attempts[1].coefficient, 0.2, 1e-6);
+    for (uint32_t rank = 0; rank < 2; rank++) assert_near(last_parameter(play, rank, 1), -0.8, 1e-6);
+    free(play);
+}
+
+/* The S that unscales is the one the window was scaled with, though the coordinator has halved it since. */
+static void the_scale_of_the_window_unscales_it(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\ninf\n2\n2\n", .scale = 16, .compute = FP16, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].scale, 16, 0);
+    assert_near(play->attempts[2].scale, 8, 0);
+    assert_near(play->attempts[2].norm_scaled, 16, 0);
+    assert_near(last_parameter(play, 0, 0), -4, 0);
+    free(play);
+}
+
+/* Case 15-4 */
+static void adamw_decays_decoupled(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n0.3\n-0.3\n",
+                                .initial = {2},
+                                .optimizer = ADAMW,
+                                .lr = 0.1,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8,
+                                .weight_decay = 0.1,
+                                .compute = FP64};
+    struct play *play = play_well(&scenario);
+    assert_near(last_parameter(play, 0, 0), 1.866463, 5e-7);
+    free(play);
+}
+
+/* G1: v = 1, then 0.9 + 1; w = −0.1·(1 + 1.9) */
+static void sgd_keeps_its_momentum_in_the_shard(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1,g2\n1,1,1\n1,1,1\n", .size = 3, .optimizer = SGD, .momentum = 0.9, .lr = 0.1};
+    for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        for (uint64_t i = 0; i < 3; i++) assert_near(last_parameter(play, scenario.ranks - 1, i), -0.29, 1e-7);
+        free(play);
+    }
+}
+
+/* Case 08-1: 0.25, (skip), 0.5, 0.75, 1. */
+static double warm_up_of_four(uint64_t applied)
+{
+    return applied < 4 ? 0.25 * (double)(applied + 1) : 1;
+}
+
+static void a_skip_does_not_advance_the_schedule(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n1\ninf\n1\n1\n1\n", .initial = {10}, .optimizer = SGD, .schedule = warm_up_of_four};
+    struct play *play = play_well(&scenario);
+    assert_near(last_parameter(play, 0, 0), 7.5, 0);
+    assert_int_equal(play->optimizer_steps, 4);
+    free(play);
+}
+
+/* --- skips --------------------------------------------------------------------------------------------------- */
+
+/* Case 11-1, B6 */
+static void a_skip_moves_nothing(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\ninf\n0.5\n",
+                                .initial = {1},
+                                .optimizer = ADAMW,
+                                .lr = 0.1,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8,
+                                .weight_decay = 0.1,
+                                .scale = 2};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    assert_true(play->attempts[1].ranks[0].parameters[0] == 1);
+    assert_int_equal(play->attempts[1].ranks[0].all_gathers, 0);
+    assert_int_equal(play->attempts[2].verdict, APPLY);
+    assert_near(last_parameter(play, 0, 0), 0.89, 1e-7);
+    assert_near(play->ends[0].m[0], 0.05, 1e-8);
+    free(play);
+}
+
+/* B6, E2: what the overflow left in the buffer must not reach the next step. */
+static void gradients_are_cleared_on_success_and_on_skip(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\ninf\n2\n", .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    for (uint64_t attempt = 1; attempt <= 3; attempt++)
+        assert_near(play->attempts[attempt].ranks[0].gradient_after, 0, 0);
+    assert_int_equal(play->attempts[3].verdict, APPLY);
+    assert_near(last_parameter(play, 0, 0), -3, 0);
+    free(play);
+}
+
+/* Case 12-1, B3: one of four micro-batches on one of two ranks; S halves once. */
+static void an_overflow_on_one_rank_skips_on_all(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0,g1\n1,1\n1,1\n1,1\n1,inf\n1,1\n1,1\n1,1\n1,1\n",
+                                .size = 2,
+                                .global = 4,
+                                .ranks = 2,
+                                .scale = 8,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .compute = FP16};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    assert_int_equal(play->attempts[2].verdict, APPLY);
+    assert_near(play->attempts[2].scale, 4, 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_near(play->attempts[1].ranks[rank].parameters[0], 0, 0);
+        assert_near(last_parameter(play, rank, 0), -1, 0);
+    }
+    free(play);
+}
+
+/* Case 07-1, C4: no scaler. */
+static void without_a_scaler_a_nonfinite_gradient_changes_no_weight(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1\n1,inf\n1,nan\n", .size = 2, .clip = 1, .optimizer = SGD, .lr = 1, .compute = BF16};
+    struct play *play = play_well(&scenario);
+    for (uint64_t attempt = 1; attempt <= 2; attempt++) {
+        assert_int_equal(play->attempts[attempt].verdict, SKIP);
+        assert_near(play->attempts[attempt].ranks[0].parameters[0], 0, 0);
+        assert_near(play->attempts[attempt].ranks[0].parameters[1], 0, 0);
+    }
+    free(play);
+}
+
+/* F1, interfaces: in fp16, 20000 at S = 4 is inf; at S = 2 it is not. */
+static void a_scaled_gradient_beyond_fp16_overflows(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n20000\n20000\n", .scale = 4, .optimizer = SGD, .lr = 1, .compute = FP16};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    assert_int_equal(play->attempts[2].verdict, APPLY);
+    assert_near(last_parameter(play, 0, 0), -20000, 0);
+    free(play);
+}
+
+/* B8: rank 1 holds micro-batches 2 and 3 (rows 4…7); row 6 is the one. */
+static void a_skip_names_tensor_micro_batch_and_sequences(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n1\n1\n1\n1\n1\n1\ninf\n1\n", .global = 8, .micro = 2, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    const struct rank_attempt *well = &play->attempts[1].ranks[0], *culprit = &play->attempts[1].ranks[1];
+    assert_string_equal(well->tensor, "");
+    assert_string_equal(culprit->tensor, "weight");
+    assert_int_equal(culprit->micro_batch, 3);
+    assert_int_equal(culprit->sequence_count, 2);
+    assert_int_equal(culprit->sequences[0], 6);
+    assert_int_equal(culprit->sequences[1], 7);
+    assert_non_null(strstr(culprit->file, "train.csv"));
+    free(play);
+}
+
+/* An overflow of the accumulated sum has no single micro-batch: 2e38 twice. */
+static void an_overflow_of_the_sum_names_the_tensor_alone(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n2e38\n2e38\n", .global = 2, .weighting = SUM, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    assert_string_equal(play->attempts[1].ranks[0].tensor, "weight");
+    assert_int_equal(play->attempts[1].ranks[0].micro_batch, -1);
+    free(play);
+}
+
+/* The ranks' sum overflows, neither rank's own part does: nobody is named. */
+static void an_overflow_between_ranks_has_no_culprit(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n2e38\n2e38\n", .global = 2, .ranks = 2, .weighting = SUM, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, SKIP);
+    for (uint32_t rank = 0; rank < 2; rank++) assert_string_equal(play->attempts[1].ranks[rank].tensor, "");
+    free(play);
+}
+
+/* --- precision ----------------------------------------------------------------------------------------------- */
+
+/* Case 30-1: in bf16 a sum of ones would stick at 256. */
+static void accumulation_is_wide_at_any_compute_type(void **state)
+{
+    (void)state;
+    char csv[3 + 512 * 2 + 1] = "g0\n";
+    for (size_t i = 0; i < 512; i++) strcat(csv, "1\n");
+    struct scenario scenario = {
+        .csv = csv, .global = 512, .weighting = SUM, .optimizer = SGD, .lr = 1, .compute = BF16};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].norm, 512, 0);
+    free(play);
+}
+
+/* Case 30-4: 100 updates of −0.0005 from 1. */
+static void masters_keep_what_the_compute_type_cannot_hold(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n1\n", .initial = {1}, .epochs = 100, .optimizer = SGD, .lr = 0.0005, .compute = BF16};
+    struct play *play = play_well(&scenario);
+    assert_near(play->ends[0].master[0], 0.95, 1e-5);
+    assert_near(last_parameter(play, 0, 0), 0.94921875, 0);
+    free(play);
+}
+
+/* Case 31-1 */
+static void the_reduction_adds_in_fp32(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n30000\n30000\n30000\n30000\n",
+                                .global = 4,
+                                .ranks = 4,
+                                .weighting = SUM,
+                                .optimizer = SGD,
+                                .lr = 0.5,
+                                .compute = FP16};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->attempts[1].verdict, APPLY);
+    assert_near(play->attempts[1].norm, 120000, 0);
+    free(play);
+}
+
+/* --- communication, memory ----------------------------------------------------------------------------------- */
+
+/* Case 14-1, D1–D3: K = 1 and K = 8; 7 parameters over 2 ranks, 4 + 3. */
+static void collectives_do_not_depend_on_the_window(void **state)
+{
+    (void)state;
+    char csv[1024] = "g0,g1,g2,g3,g4,g5,g6\n";
+    for (size_t i = 0; i < 16; i++) strcat(csv, "1,1,1,1,1,1,1\n");
+    for (uint32_t k = 1; k <= 8; k *= 8) {
+        struct scenario scenario = {.csv = csv,
+                                    .size = 7,
+                                    .global = 2 * k,
+                                    .ranks = 2,
+                                    .optimizer = SGD,
+                                    .lr = 1,
+                                    .compute = FP16,
+                                    .stop_after = 1};
+        struct play *play = play_well(&scenario);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            const struct rank_attempt *attempt = &play->attempts[1].ranks[rank];
+            assert_int_equal(attempt->reduce_scatters, 1);
+            assert_int_equal(attempt->all_gathers, 1);
+            assert_int_equal(attempt->control, 0);
+            assert_int_equal(attempt->reduce_scatter_bytes, (rank == 0 ? 3 : 4) * 4);
+            assert_int_equal(attempt->all_gather_bytes, (rank == 0 ? 4 : 3) * 2);
+        }
+        free(play);
+    }
+}
+
+static void counts_start_anew_with_every_step(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n", .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    for (uint64_t attempt = 1; attempt <= 3; attempt++) {
+        assert_int_equal(play->attempts[attempt].ranks[0].reduce_scatters, 1);
+        assert_int_equal(play->attempts[attempt].ranks[0].all_gathers, 1);
+        assert_int_equal(play->attempts[attempt].ranks[0].reduce_scatter_bytes, 0);
+    }
+    free(play);
+}
+
+/* L2 */
+static void memory_depends_on_the_micro_batch_alone(void **state)
+{
+    (void)state;
+    char csv[1024] = "x0,x1,y0\n";
+    for (size_t i = 0; i < 32; i++) strcat(csv, "1,2,3\n");
+    struct session_memory memories[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        struct scenario scenario = {
+            .csv = csv, .type = LINEAR, .size = 2, .global = i ? 32 : 2, .micro = 2, .optimizer = ADAMW, .lr = 1};
+        struct play *play = play_well(&scenario);
+        memories[i] = play->ends[0].memory;
+        free(play);
+    }
+    assert_memory_equal(&memories[0], &memories[1], sizeof memories[0]);
+    assert_int_equal(memories[0].gradients, 2 * 4);
+    assert_int_equal(memories[0].moments, 2 * 2 * 4);
+    assert_true(memories[0].activations > 0);
+    assert_int_equal(memories[0].batch, 2 * (8 + 8 + 4 + 2 * 8 + 8));
+}
+
+/* D4 */
+static void masters_and_moments_are_sharded(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0,g1,g2,g3,g4,g5,g6\n1,2,3,4,5,6,7\n",
+                                .size = 7,
+                                .ranks = 3,
+                                .optimizer = ADAMW,
+                                .lr = 1,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8};
+    struct play *play = play_well(&scenario);
+    static const uint64_t owned[] = {3, 2, 2};
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        assert_int_equal(play->ends[rank].owned, owned[rank]);
+        assert_int_equal(play->ends[rank].memory.moments, owned[rank] * 2 * 4);
+        assert_int_equal(play->ends[rank].memory.shard, owned[rank] * 2 * 4);
+        for (uint64_t i = 0; i < 7; i++) assert_near(last_parameter(play, rank, i), -1, 1e-6);
+    }
+    free(play);
+}
+
+/* --- states, self-check, errors ------------------------------------------------------------------------------ */
+
+/* E1 */
+static void the_states_of_a_step_are_told_in_order(void **state)
+{
+    (void)state;
+#define STATE(name) GACC__V1__STATE__STATE_##name
+    static const Gacc__V1__State expected[] = {
+        STATE(ENTER_STEP),    STATE(MICRO_FORWARD),  STATE(MICRO_BACKWARD),
+        STATE(MICRO_FORWARD), STATE(MICRO_BACKWARD), STATE(MAYBE_OVERFLOW_SIGNAL),
+        STATE(REDUCE),        STATE(UNSCALE),        STATE(CLIP),
+        STATE(STEP_OR_SKIP),  STATE(UPDATE_SCALE),   STATE(EXIT_STEP),
+        STATE(EVALUATE),      STATE(FINISHED)};
+    struct scenario scenario = {
+        .csv = "g0\n1\n2\n", .validation = "g0\n1\n", .evaluate_every = 1, .global = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->ends[0].trace_count, sizeof expected / sizeof *expected);
+    for (size_t i = 0; i < play->ends[0].trace_count; i++) assert_int_equal(play->ends[0].trace[i].state, expected[i]);
+    free(play);
+}
+
+/* A9 */
+static void a_parameter_that_changes_inside_a_window_is_found(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n4\n",
+                                .global = 2,
+                                .ranks = 2,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .faults = {.parameter_write_at_step = 2, .rank = 1, .self_check = true}};
+    struct play *play = play_run(&scenario);
+    assert_int_equal(play->attempts[1].verdict, APPLY);
+    assert_int_equal(play->attempts[2].verdict, FAIL);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(play->ends[rank].result, -STATUS_INTERNAL);
+        assert_string_equal(play->ends[rank].error.text,
+                            "step 2: tensor weight changed inside the accumulation window");
+    }
+    free(play);
+}
+
+static void an_undisturbed_window_passes_the_self_check(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\ninf\n3\n4\n",
+                                .global = 2,
+                                .ranks = 2,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .faults = {.self_check = true}};
+    free(play_well(&scenario));
+}
+
+/* Case 39-3: the rank still enters the reduction; all ranks end in order with its text. */
+static void a_data_error_on_one_rank_ends_all_in_order(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n4\n5\n6\n",
+                                .global = 2,
+                                .ranks = 2,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .faults = {.data_error_at_step = 3, .rank = 1}};
+    struct play *play = play_run(&scenario);
+    assert_int_equal(play->count, 3);
+    assert_int_equal(play->attempts[3].verdict, FAIL);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(play->ends[rank].result, -STATUS_DATA);
+        assert_non_null(strstr(play->ends[rank].error.text, "train.csv: byte "));
+        assert_int_equal(play->attempts[3].ranks[rank].reduce_scatters, 1);
+    }
+    free(play);
+}
+
+/* --- evaluation, the written model --------------------------------------------------------------------------- */
+
+/* Validation rows g = 1, 2, 3 (weights 1, 1, 2): Σ w·g·W after steps 2 and 4. */
+static void the_validation_loss_is_split_over_ranks_and_summed(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n",
+                                .validation = "weight,g0\n1,1\n1,2\n2,3\n",
+                                .evaluate_every = 2,
+                                .optimizer = SGD,
+                                .lr = 0.5,
+                                .compute = FP64};
+    for (scenario.ranks = 1; scenario.ranks <= 3; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        for (uint64_t attempt = 1; attempt <= 4; attempt++) {
+            double loss = 0, weight = 0;
+            for (uint32_t rank = 0; rank < scenario.ranks; rank++) {
+                const struct rank_attempt *note = &play->attempts[attempt].ranks[rank];
+                assert_int_equal(note->evaluated, attempt % 2 == 0);
+                loss += note->evaluation_loss;
+                weight += note->evaluation_weight;
+            }
+            if (attempt % 2) continue;
+            assert_near(weight, 4, 0);
+            assert_near(loss, -0.5 * (double)attempt * 9, 1e-12);
+            assert_near(play->attempts[attempt].ranks[0].gradient_after, 0, 0);
+        }
+        free(play);
+    }
+}
+
+static void only_the_first_validation_sequences_count(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n",
+                                .validation = "g0\n1\n2\n100\n",
+                                .evaluate_every = 1,
+                                .evaluation_sequences = 2,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .ranks = 2};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].ranks[0].evaluation_loss + play->attempts[1].ranks[1].evaluation_loss, -3, 1e-6);
+    free(play);
+}
+
+static void the_model_is_one_file_whatever_the_ranks(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0,g1,g2,g3,g4\n1,2,3,4,5\n",
+                                .size = 5,
+                                .initial = {10, 10, 10, 10, 10},
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .compute = BF16,
+                                .export = "model.safetensors"};
+    char first[512] = {0};
+    size_t first_size = 0;
+    for (scenario.ranks = 1; scenario.ranks <= 4; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        struct safetensors *file;
+        struct error error;
+        if (safetensors_open(&file, play->export, &error)) fail_msg("%s", error.text);
+        const struct safetensors_tensor *weight = safetensors_find(file, "weight");
+        assert_non_null(weight);
+        assert_int_equal(weight->type, SAFETENSORS_F32);
+        assert_int_equal(weight->dimensions, 2);
+        assert_int_equal(weight->shape[1], 5);
+        double values[5];
+        assert_int_equal(safetensors_read(file, weight, 0, 5, values, &error), 0);
+        for (int i = 0; i < 5; i++) assert_near(values[i], 9 - i, 0);
+        safetensors_close(file);
+        char bytes[512];
+        FILE *stream = fopen(play->export, "rb");
+        size_t size = fread(bytes, 1, sizeof bytes, stream);
+        fclose(stream);
+        if (scenario.ranks == 1) {
+            memcpy(first, bytes, size);
+            first_size = size;
+        }
+        assert_int_equal(size, first_size);
+        assert_memory_equal(bytes, first, size);
+        free(play);
+    }
+}
+
+static void a_model_that_cannot_be_written_fails_on_all_ranks(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1\n1,2\n", .size = 2, .ranks = 2, .optimizer = SGD, .lr = 1, .export = "missing/model.safetensors"};
+    struct play *play = play_run(&scenario);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(play->ends[rank].result, 0);
+        assert_int_equal(play->ends[rank].export_result, -STATUS_IO);
+        assert_non_null(strstr(play->ends[rank].error.text, "missing/model.safetensors.tmp: No such file"));
+    }
+    free(play);
+}
+
+/* A step's seconds are those of its parts and a little more. */
+static void times_add_up(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n1\n", .ranks = 2, .global = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    const Gacc__V1__Seconds *seconds = &play->attempts[1].ranks[0].seconds;
+    double parts =
+        seconds->data + seconds->compute + seconds->reduce + seconds->decision + seconds->update + seconds->gather;
+    assert_true(parts > 0);
+    assert_true(parts <= seconds->step);
+    assert_true(seconds->step < 5);
+    free(play);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(token_weighting_is_the_mean_over_all_targets),
+        cmocka_unit_test(one_big_batch_is_the_same_as_token_weighting),
+        cmocka_unit_test(micro_batch_weighting_is_the_mean_of_means),
+        cmocka_unit_test(sum_weighting_divides_by_nothing),
+        cmocka_unit_test(fractional_weights_weigh),
+        cmocka_unit_test(a_micro_batch_without_weight_adds_nothing),
+        cmocka_unit_test(a_masked_row_beside_others_is_skipped_not_multiplied),
+        cmocka_unit_test(an_empty_global_batch_makes_no_update_and_is_no_overflow),
+        cmocka_unit_test(scale_and_average_meet_once),
+        cmocka_unit_test(a_short_last_window_is_weighted_by_what_it_holds),
+        cmocka_unit_test(an_epoch_shorter_than_the_window_is_one_update),
+        cmocka_unit_test(two_ranks_of_two_micro_batches_step_once_and_alike),
+        cmocka_unit_test(a_rank_without_micro_batches_takes_part),
+        cmocka_unit_test(each_step_uses_the_weight_of_its_own_window),
+        cmocka_unit_test(clipping_works_on_the_unscaled_gradient),
+        cmocka_unit_test(two_norms_differ_by_exactly_the_scale),
+        cmocka_unit_test(unscaling_happens_once_for_all_micro_batches),
+        cmocka_unit_test(a_norm_whose_squares_exceed_fp32_is_no_overflow),
+        cmocka_unit_test(the_norm_is_one_over_all_shards),
+        cmocka_unit_test(the_scale_of_the_window_unscales_it),
+        cmocka_unit_test(adamw_decays_decoupled),
+        cmocka_unit_test(sgd_keeps_its_momentum_in_the_shard),
+        cmocka_unit_test(a_skip_does_not_advance_the_schedule),
+        cmocka_unit_test(a_skip_moves_nothing),
+        cmocka_unit_test(gradients_are_cleared_on_success_and_on_skip),
+        cmocka_unit_test(an_overflow_on_one_rank_skips_on_all),
+        cmocka_unit_test(without_a_scaler_a_nonfinite_gradient_changes_no_weight),
+        cmocka_unit_test(a_scaled_gradient_beyond_fp16_overflows),
+        cmocka_unit_test(a_skip_names_tensor_micro_batch_and_sequences),
+        cmocka_unit_test(an_overflow_of_the_sum_names_the_tensor_alone),
+        cmocka_unit_test(an_overflow_between_ranks_has_no_culprit),
+        cmocka_unit_test(accumulation_is_wide_at_any_compute_type),
+        cmocka_unit_test(masters_keep_what_the_compute_type_cannot_hold),
+        cmocka_unit_test(the_reduction_adds_in_fp32),
+        cmocka_unit_test(collectives_do_not_depend_on_the_window),
+        cmocka_unit_test(counts_start_anew_with_every_step),
+        cmocka_unit_test(memory_depends_on_the_micro_batch_alone),
+        cmocka_unit_test(masters_and_moments_are_sharded),
+        cmocka_unit_test(the_states_of_a_step_are_told_in_order),
+        cmocka_unit_test(a_parameter_that_changes_inside_a_window_is_found),
+        cmocka_unit_test(an_undisturbed_window_passes_the_self_check),
+        cmocka_unit_test(a_data_error_on_one_rank_ends_all_in_order),
+        cmocka_unit_test(the_validation_loss_is_split_over_ranks_and_summed),
+        cmocka_unit_test(only_the_first_validation_sequences_count),
+        cmocka_unit_test(the_model_is_one_file_whatever_the_ranks),
+        cmocka_unit_test(a_model_that_cannot_be_written_fails_on_all_ranks),
+        cmocka_unit_test(times_add_up),
+    };
+    return cmocka_run_group_tests_name("session", tests, scratch_open, scratch_close);
+}
