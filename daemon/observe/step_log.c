@@ -9,113 +9,113 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "daemon/observe/json.h"
+#include "daemon/observe/json_writer.h"
 
 /* A measured number: null and a count beside it when it is not finite. */
-static void measured(struct json *json, const char *key, double value)
+static void measured(struct json_writer *json, const char *key, double value)
 {
-    if (json_double(json, key, value)) return;
+    if (json_write_double(json, key, value)) return;
     char count[64];
     snprintf(count, sizeof count, "%s_nonfinite", key);
-    json_unsigned(json, count, 1);
+    json_write_unsigned(json, count, 1);
 }
 
-static void present(struct json *json, const char *key, bool is_present, double value)
+static void present(struct json_writer *json, const char *key, bool is_present, double value)
 {
     if (is_present)
         measured(json, key, value);
     else
-        json_null(json, key);
+        json_write_null(json, key);
 }
 
-static void counters(struct json *json, const struct step_counters *of)
+static void counters(struct json_writer *json, const struct step_counters *of)
 {
-    json_unsigned(json, "step", of->step);
-    json_unsigned(json, "optimizer_steps", of->optimizer_steps);
-    json_unsigned(json, "skipped_steps", of->skipped_steps);
-    json_unsigned(json, "empty_steps", of->empty_steps);
-    json_unsigned(json, "scheduler_steps", of->scheduler_steps);
+    json_write_unsigned(json, "step", of->step);
+    json_write_unsigned(json, "optimizer_steps", of->optimizer_steps);
+    json_write_unsigned(json, "skipped_steps", of->skipped_steps);
+    json_write_unsigned(json, "empty_steps", of->empty_steps);
+    json_write_unsigned(json, "scheduler_steps", of->scheduler_steps);
 }
 
-static void accumulate(struct json *json, const uint32_t *counts, uint32_t ranks)
+static void accumulate(struct json_writer *json, const uint32_t *counts, uint32_t ranks)
 {
-    json_array(json, "accumulate");
-    for (uint32_t rank = 0; rank < ranks; rank++) json_unsigned(json, NULL, counts[rank]);
-    json_array_end(json);
+    json_write_array(json, "accumulate");
+    for (uint32_t rank = 0; rank < ranks; rank++) json_write_unsigned(json, NULL, counts[rank]);
+    json_write_array_end(json);
 }
 
-static void header_members(struct json *json, const void *record)
+static void header_members(struct json_writer *json, const void *record)
 {
     const struct header_record *header = record;
-    json_string(json, "type", "header");
-    json_string(json, "job", header->job);
-    json_hex(json, "job_digest", header->job_digest, header->job_digest_length);
-    json_unsigned(json, "effective_batch", header->effective_batch);
-    json_unsigned(json, "micro_batch", header->micro_batch);
+    json_write_string(json, "type", "header");
+    json_write_string(json, "job", header->job);
+    json_write_hex(json, "job_digest", header->job_digest, header->job_digest_length);
+    json_write_unsigned(json, "effective_batch", header->effective_batch);
+    json_write_unsigned(json, "micro_batch", header->micro_batch);
     accumulate(json, header->accumulate, header->ranks);
-    json_unsigned(json, "ranks", header->ranks);
-    json_unsigned(json, "tokens_per_step", header->tokens_per_step);
-    json_unsigned(json, "total_steps", header->total_steps);
-    json_unsigned(json, "train_sequences", header->train_sequences);
-    json_unsigned(json, "validation_sequences", header->validation_sequences);
-    json_unsigned(json, "parameters", header->parameters);
-    json_string(json, "device", header->device);
-    json_array(json, "versions");
-    for (size_t i = 0; i < header->version_count; i++) json_string(json, NULL, header->versions[i]);
-    json_array_end(json);
-    json_string(json, "resumed_from", header->resumed_from);
+    json_write_unsigned(json, "ranks", header->ranks);
+    json_write_unsigned(json, "tokens_per_step", header->tokens_per_step);
+    json_write_unsigned(json, "total_steps", header->total_steps);
+    json_write_unsigned(json, "train_sequences", header->train_sequences);
+    json_write_unsigned(json, "validation_sequences", header->validation_sequences);
+    json_write_unsigned(json, "parameters", header->parameters);
+    json_write_string(json, "device", header->device);
+    json_write_array(json, "versions");
+    for (size_t i = 0; i < header->version_count; i++) json_write_string(json, NULL, header->versions[i]);
+    json_write_array_end(json);
+    json_write_string(json, "resumed_from", header->resumed_from);
 }
 
-static void blame(struct json *json, const Gacc__V1__Blame *found, uint32_t rank)
+static void blame(struct json_writer *json, const Gacc__V1__Blame *found, uint32_t rank)
 {
     if (!found) {
-        json_null(json, "nonfinite");
+        json_write_null(json, "nonfinite");
         return;
     }
-    json_object(json, "nonfinite");
-    json_unsigned(json, "rank", rank);
-    json_string(json, "tensor", found->tensor);
+    json_write_object(json, "nonfinite");
+    json_write_unsigned(json, "rank", rank);
+    json_write_string(json, "tensor", found->tensor);
     if (found->has_micro_batch)
-        json_unsigned(json, "micro_batch", found->micro_batch);
+        json_write_unsigned(json, "micro_batch", found->micro_batch);
     else
-        json_null(json, "micro_batch");
-    json_array(json, "sequences");
+        json_write_null(json, "micro_batch");
+    json_write_array(json, "sequences");
     for (size_t i = 0; i < found->n_sequences; i++) {
-        json_object(json, NULL);
-        json_unsigned(json, "index", found->sequences[i]->index);
-        json_string(json, "file", found->sequences[i]->file);
-        json_unsigned(json, "offset", found->sequences[i]->offset);
-        json_object_end(json);
+        json_write_object(json, NULL);
+        json_write_unsigned(json, "index", found->sequences[i]->index);
+        json_write_string(json, "file", found->sequences[i]->file);
+        json_write_unsigned(json, "offset", found->sequences[i]->offset);
+        json_write_object_end(json);
     }
-    json_array_end(json);
-    json_object_end(json);
+    json_write_array_end(json);
+    json_write_object_end(json);
 }
 
-static void traffic(struct json *json, const struct step_record *step)
+static void traffic(struct json_writer *json, const struct step_record *step)
 {
-    json_object(json, "collectives");
-    json_unsigned(json, "reduce_scatter", step->reduce_scatters);
-    json_unsigned(json, "all_gather", step->all_gathers);
-    json_unsigned(json, "control", step->control_collectives);
-    json_object_end(json);
-    json_object(json, "bytes");
-    json_unsigned(json, "reduce_scatter", step->reduce_scatter_bytes);
-    json_unsigned(json, "all_gather", step->all_gather_bytes);
-    json_object_end(json);
+    json_write_object(json, "collectives");
+    json_write_unsigned(json, "reduce_scatter", step->reduce_scatters);
+    json_write_unsigned(json, "all_gather", step->all_gathers);
+    json_write_unsigned(json, "control", step->control_collectives);
+    json_write_object_end(json);
+    json_write_object(json, "bytes");
+    json_write_unsigned(json, "reduce_scatter", step->reduce_scatter_bytes);
+    json_write_unsigned(json, "all_gather", step->all_gather_bytes);
+    json_write_object_end(json);
 }
 
-static void seconds(struct json *json, const struct step_record *step)
+static void seconds(struct json_writer *json, const struct step_record *step)
 {
-    json_object(json, "seconds");
-    json_double(json, "step", step->seconds.step);
-    json_double(json, "data", step->seconds.data);
-    json_double(json, "compute", step->seconds.compute);
-    json_double(json, "reduce", step->seconds.reduce);
-    json_double(json, "decision", step->seconds.decision);
-    json_double(json, "update", step->seconds.update);
-    json_double(json, "gather", step->seconds.gather);
-    json_double(json, "since_last_step", step->seconds.since_last_step);
-    json_object_end(json);
+    json_write_object(json, "seconds");
+    json_write_double(json, "step", step->seconds.step);
+    json_write_double(json, "data", step->seconds.data);
+    json_write_double(json, "compute", step->seconds.compute);
+    json_write_double(json, "reduce", step->seconds.reduce);
+    json_write_double(json, "decision", step->seconds.decision);
+    json_write_double(json, "update", step->seconds.update);
+    json_write_double(json, "gather", step->seconds.gather);
+    json_write_double(json, "since_last_step", step->seconds.since_last_step);
+    json_write_object_end(json);
 }
 
 static const char *const verdicts[] = {
@@ -125,27 +125,27 @@ static const char *const verdicts[] = {
     [VERDICT_IS_FAIL] = "fail",
 };
 
-static void step_members(struct json *json, const void *record)
+static void step_members(struct json_writer *json, const void *record)
 {
     const struct step_record *step = record;
     bool applied = step->verdict == VERDICT_IS_APPLY;
-    json_string(json, "type", "step");
+    json_write_string(json, "type", "step");
     counters(json, &step->counters);
-    json_string(json, "verdict", verdicts[step->verdict]);
-    json_string(json, "reason", step->reason);
+    json_write_string(json, "verdict", verdicts[step->verdict]);
+    json_write_string(json, "reason", step->reason);
     blame(json, step->blame, step->blame_rank);
     present(json, "loss", step->has_loss, step->loss);
-    json_double(json, "weight", step->weight);
-    json_unsigned(json, "micro_batches", step->micro_batches);
-    json_unsigned(json, "tokens", step->tokens);
-    json_unsigned(json, "tokens_seen", step->counters.tokens_seen);
-    json_double(json, "lr", step->lr);
+    json_write_double(json, "weight", step->weight);
+    json_write_unsigned(json, "micro_batches", step->micro_batches);
+    json_write_unsigned(json, "tokens", step->tokens);
+    json_write_unsigned(json, "tokens_seen", step->counters.tokens_seen);
+    json_write_double(json, "lr", step->lr);
     present(json, "loss_scale", step->has_scaler, step->loss_scale);
     present(json, "loss_scale_next", step->has_scaler, step->loss_scale_next);
     if (step->has_scaler)
-        json_unsigned(json, "growth_tracker", step->growth_tracker);
+        json_write_unsigned(json, "growth_tracker", step->growth_tracker);
     else
-        json_null(json, "growth_tracker");
+        json_write_null(json, "growth_tracker");
     present(json, "grad_norm_scaled", applied, step->grad_norm_scaled);
     present(json, "grad_norm", applied, step->grad_norm);
     present(json, "grad_norm_clipped", applied, step->grad_norm_clipped);
@@ -155,57 +155,60 @@ static void step_members(struct json *json, const void *record)
     seconds(json, step);
 }
 
-static void eval_members(struct json *json, const void *record)
+static void eval_members(struct json_writer *json, const void *record)
 {
     const struct eval_record *eval = record;
-    json_string(json, "type", "eval");
-    json_unsigned(json, "step", eval->step);
-    json_unsigned(json, "optimizer_steps", eval->optimizer_steps);
+    json_write_string(json, "type", "eval");
+    json_write_unsigned(json, "step", eval->step);
+    json_write_unsigned(json, "optimizer_steps", eval->optimizer_steps);
     measured(json, "loss", eval->loss);
-    json_double(json, "weight", eval->weight);
-    json_unsigned(json, "sequences", eval->sequences);
-    json_double(json, "seconds", eval->seconds);
+    json_write_double(json, "weight", eval->weight);
+    json_write_unsigned(json, "sequences", eval->sequences);
+    json_write_double(json, "seconds", eval->seconds);
 }
 
-static void event_members(struct json *json, const void *record)
+static void event_members(struct json_writer *json, const void *record)
 {
     const struct event_record *event = record;
-    json_string(json, "type", "event");
-    json_unsigned(json, "step", event->step);
-    json_string(json, "event", event->event);
-    json_string(json, "text", event->text);
+    json_write_string(json, "type", "event");
+    json_write_unsigned(json, "step", event->step);
+    json_write_string(json, "event", event->event);
+    json_write_string(json, "text", event->text);
 }
 
-static void result_members(struct json *json, const void *record)
+static void result_members(struct json_writer *json, const void *record)
 {
     const struct end_record *end = record;
-    json_string(json, "status", end->exit == STATUS_DONE ? "done" : end->exit == STATUS_AGAIN ? "again" : "failed");
-    json_signed(json, "exit", end->exit);
-    json_string(json, "reason", end->reason);
+    json_write_string(json, "status",
+                      end->exit == STATUS_DONE    ? "done"
+                      : end->exit == STATUS_AGAIN ? "again"
+                                                  : "failed");
+    json_write_signed(json, "exit", end->exit);
+    json_write_string(json, "reason", end->reason);
     counters(json, &end->counters);
-    json_unsigned(json, "total_steps", end->total_steps);
-    json_unsigned(json, "tokens_seen", end->counters.tokens_seen);
+    json_write_unsigned(json, "total_steps", end->total_steps);
+    json_write_unsigned(json, "tokens_seen", end->counters.tokens_seen);
     present(json, "loss", end->has_loss, end->loss);
     present(json, "validation_loss", end->has_validation, end->validation_loss);
-    json_double(json, "seconds", end->seconds);
+    json_write_double(json, "seconds", end->seconds);
 }
 
-static void end_members(struct json *json, const void *record)
+static void end_members(struct json_writer *json, const void *record)
 {
-    json_string(json, "type", "end");
+    json_write_string(json, "type", "end");
     result_members(json, record);
 }
 
-static char *object(void (*members)(struct json *, const void *), const void *record)
+static char *object(void (*members)(struct json_writer *, const void *), const void *record)
 {
-    struct json json;
+    struct json_writer json;
     char *out;
     size_t length;
-    if (json_open(&json, &out, &length)) return NULL;
-    json_object(&json, NULL);
+    if (json_write_open(&json, &out, &length)) return NULL;
+    json_write_object(&json, NULL);
     members(&json, record);
-    json_object_end(&json);
-    return json_close(&json, &out) ? out : NULL;
+    json_write_object_end(&json);
+    return json_write_close(&json, &out) ? out : NULL;
 }
 
 char *header_line(const struct header_record *record)

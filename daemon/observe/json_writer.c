@@ -1,5 +1,6 @@
-#include "daemon/observe/json.h"
+#include "daemon/observe/json_writer.h"
 
+#include <assert.h>
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
@@ -46,7 +47,7 @@ static void quoted(FILE *to, const char *string)
     fputc('"', to);
 }
 
-static void before(struct json *json, const char *key)
+static void before(struct json_writer *json, const char *key)
 {
     uint32_t bit = 1U << json->depth;
     if (json->begun & bit) fputc(',', json->to);
@@ -56,27 +57,28 @@ static void before(struct json *json, const char *key)
     fputc(':', json->to);
 }
 
-static void enter(struct json *json, const char *key, char bracket)
+static void enter(struct json_writer *json, const char *key, char bracket)
 {
     before(json, key);
+    assert(json->depth < JSON_WRITER_DEPTH);
     fputc(bracket, json->to);
     json->begun &= ~(1U << ++json->depth);
 }
 
-static void leave(struct json *json, char bracket)
+static void leave(struct json_writer *json, char bracket)
 {
     json->depth--;
     fputc(bracket, json->to);
 }
 
-int json_open(struct json *json, char **out, size_t *length)
+int json_write_open(struct json_writer *json, char **out, size_t *length)
 {
     *out = NULL;
-    *json = (struct json){.to = open_memstream(out, length)};
+    *json = (struct json_writer){.to = open_memstream(out, length)};
     return json->to ? 0 : -1;
 }
 
-bool json_close(struct json *json, char **out)
+bool json_write_close(struct json_writer *json, char **out)
 {
     bool failed = ferror(json->to) != 0;
     failed |= fclose(json->to) != 0;
@@ -87,37 +89,37 @@ bool json_close(struct json *json, char **out)
     return !failed;
 }
 
-void json_object(struct json *json, const char *key)
+void json_write_object(struct json_writer *json, const char *key)
 {
     enter(json, key, '{');
 }
 
-void json_object_end(struct json *json)
+void json_write_object_end(struct json_writer *json)
 {
     leave(json, '}');
 }
 
-void json_array(struct json *json, const char *key)
+void json_write_array(struct json_writer *json, const char *key)
 {
     enter(json, key, '[');
 }
 
-void json_array_end(struct json *json)
+void json_write_array_end(struct json_writer *json)
 {
     leave(json, ']');
 }
 
-void json_string(struct json *json, const char *key, const char *text)
+void json_write_string(struct json_writer *json, const char *key, const char *text)
 {
     if (!text) {
-        json_null(json, key);
+        json_write_null(json, key);
         return;
     }
     before(json, key);
     quoted(json->to, text);
 }
 
-void json_hex(struct json *json, const char *key, const uint8_t *bytes, size_t length)
+void json_write_hex(struct json_writer *json, const char *key, const uint8_t *bytes, size_t length)
 {
     before(json, key);
     fputc('"', json->to);
@@ -125,22 +127,22 @@ void json_hex(struct json *json, const char *key, const uint8_t *bytes, size_t l
     fputc('"', json->to);
 }
 
-void json_unsigned(struct json *json, const char *key, uint64_t value)
+void json_write_unsigned(struct json_writer *json, const char *key, uint64_t value)
 {
     before(json, key);
     fprintf(json->to, "%" PRIu64, value);
 }
 
-void json_signed(struct json *json, const char *key, int64_t value)
+void json_write_signed(struct json_writer *json, const char *key, int64_t value)
 {
     before(json, key);
     fprintf(json->to, "%" PRId64, value);
 }
 
-bool json_double(struct json *json, const char *key, double value)
+bool json_write_double(struct json_writer *json, const char *key, double value)
 {
     if (!isfinite(value)) {
-        json_null(json, key);
+        json_write_null(json, key);
         return false;
     }
     before(json, key);
@@ -156,13 +158,7 @@ bool json_double(struct json *json, const char *key, double value)
     return true;
 }
 
-void json_bool(struct json *json, const char *key, bool value)
-{
-    before(json, key);
-    fputs(value ? "true" : "false", json->to);
-}
-
-void json_null(struct json *json, const char *key)
+void json_write_null(struct json_writer *json, const char *key)
 {
     before(json, key);
     fputs("null", json->to);
