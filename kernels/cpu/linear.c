@@ -16,6 +16,7 @@ static size_t at_least_1(size_t n)
 /* y[rows,n] = finish(a[rows,k]·b), b [k,n], or [n,k] when transposed. */
 struct rows_product {
     size_t n, k;
+    size_t a_stride, y_stride; /* elements from row to row; y's is pre's as well */
     const element *a, *b;
     bool transposed;
     element *y;
@@ -47,7 +48,7 @@ static struct panels choose_panels(const struct rows_product *p, size_t rows)
 static void finish_forward(const struct rows_product *p, real *values, size_t r, size_t c, size_t count)
 {
     real buffer[CHUNK];
-    const size_t at = r * p->n + c;
+    const size_t at = r * p->y_stride + c;
     if (p->bias) {
         const real *bias = widen(buffer, p->bias + c, count);
         SIMD for (size_t i = 0; i < count; i++) values[i] += bias[i];
@@ -65,7 +66,7 @@ static void finish_forward(const struct rows_product *p, real *values, size_t r,
 static void finish_backward(const struct rows_product *p, real *values, size_t r, size_t c, size_t count)
 {
     real buffer[CHUNK];
-    const size_t at = r * p->n + c;
+    const size_t at = r * p->y_stride + c;
     if (p->slope) activation_slope_run(values, values, widen(buffer, p->slope + at, count), p->activation, count);
     narrow(p->y + at, values, count);
 }
@@ -91,11 +92,11 @@ static void multiply_panel(const struct rows_product *p, const struct panels *si
 {
     real *a_panel = scratch, *b_panel = scratch + PANEL;
     element *stored = p->activation != ACTIVATE_NONE && p->pre ? p->pre : p->y;
-    real *result = place(scratch + 2 * PANEL, stored + row * p->n + column);
-    const size_t stride = ELEMENT_IS_REAL ? p->n : columns;
+    real *result = place(scratch + 2 * PANEL, stored + row * p->y_stride + column);
+    const size_t stride = ELEMENT_IS_REAL ? p->y_stride : columns;
     for (size_t first = 0; first < p->k; first += size->k) {
         const size_t terms = smaller(size->k, p->k - first);
-        const struct matrix a = widen_panel(a_panel, p->a + row * p->k + first, p->k, rows, terms);
+        const struct matrix a = widen_panel(a_panel, p->a + row * p->a_stride + first, p->a_stride, rows, terms);
         struct matrix b = {b_panel, p->transposed ? terms : columns};
         if (!keep_b) {
             b = p->transposed ? widen_panel(b_panel, p->b + column * p->k + first, p->k, columns, terms)
@@ -120,6 +121,11 @@ static void multiply_rows(const struct rows_product *p, real *scratch, size_t be
     }
 }
 
+static size_t row_stride(struct linear_shape shape)
+{
+    return shape.stride ? shape.stride : shape.out;
+}
+
 static void multiply(struct kernels *kernels, const struct rows_product *p, size_t rows)
 {
     if (p->n == 0 || p->k == 0) return;
@@ -132,6 +138,8 @@ void cpu_linear_forward(struct kernels *kernels, compute *y, compute *pre, const
     const struct rows_product p = {
         .n = shape.out,
         .k = shape.in,
+        .a_stride = shape.in,
+        .y_stride = row_stride(shape),
         .a = x,
         .b = w,
         .transposed = shape.layout == WEIGHT_OUT_IN,
@@ -149,6 +157,8 @@ void cpu_linear_backward_input(struct kernels *kernels, compute *dx, const compu
     const struct rows_product p = {
         .n = shape.in,
         .k = shape.out,
+        .a_stride = row_stride(shape),
+        .y_stride = shape.in,
         .a = dy,
         .b = w,
         .transposed = shape.layout == WEIGHT_IN_OUT,
@@ -159,34 +169,42 @@ void cpu_linear_backward_input(struct kernels *kernels, compute *dx, const compu
     multiply(kernels, &p, shape.rows);
 }
 
-/* dw[m,n] += leftᵀ·right for rows begin … end−1 of dw; left [rows,m], right [rows,n]. */
-static void weight_rows(real *dw, const element *left, const element *right, size_t rows, size_t m, size_t n,
-                        real *scratch, size_t begin, size_t end)
+/* dw[m,n] += leftᵀ·right. */
+struct weight_product {
+    real *dw;
+    const element *left, *right; /* [rows,m], [rows,n] */
+    size_t rows, m, n, left_stride, right_stride;
+};
+
+/* Rows begin … end−1 of dw. */
+static void weight_rows(const struct weight_product *p, real *scratch, size_t begin, size_t end)
 {
     const size_t side = ELEMENT_IS_REAL ? SIZE_MAX : 512;
     real *left_panel = scratch, *right_panel = scratch + PANEL;
-    for (size_t i = begin; i < end; i += smaller(side, end - i)) {
-        const size_t height = smaller(side, end - i);
-        for (size_t row = 0; row < rows; row += smaller(side, rows - row)) {
-            const size_t terms = smaller(side, rows - row);
-            const struct matrix a = widen_panel(left_panel, left + row * m + i, m, terms, height);
-            for (size_t j = 0; j < n; j += smaller(side, n - j)) {
-                const size_t columns = smaller(side, n - j);
-                const struct matrix b = widen_panel(right_panel, right + row * n + j, n, terms, columns);
-                product(PRODUCT_TN, height, columns, terms, 1, a, b, 1, dw + i * n + j, n);
+    for (size_t i = begin, height; i < end; i += height) {
+        height = smaller(side, end - i);
+        for (size_t row = 0, terms; row < p->rows; row += terms) {
+            terms = smaller(side, p->rows - row);
+            const element *left = p->left + row * p->left_stride + i;
+            const struct matrix a = widen_panel(left_panel, left, p->left_stride, terms, height);
+            for (size_t j = 0, columns; j < p->n; j += columns) {
+                columns = smaller(side, p->n - j);
+                const element *right = p->right + row * p->right_stride + j;
+                const struct matrix b = widen_panel(right_panel, right, p->right_stride, terms, columns);
+                product(PRODUCT_TN, height, columns, terms, 1, a, b, 1, p->dw + i * p->n + j, p->n);
             }
         }
     }
 }
 
-static void bias_columns(real *dbias, const element *dy, size_t rows, size_t out, size_t begin, size_t end)
+static void bias_columns(real *dbias, const element *dy, size_t rows, size_t stride, size_t begin, size_t end)
 {
     real buffer[CHUNK], sum[CHUNK];
     for (size_t c = begin; c < end; c += CHUNK) {
         const size_t n = smaller(CHUNK, end - c);
         memset(sum, 0, n * sizeof *sum);
         for (size_t r = 0; r < rows; r++) {
-            const real *d = widen(buffer, dy + r * out + c, n);
+            const real *d = widen(buffer, dy + r * stride + c, n);
             SIMD for (size_t i = 0; i < n; i++) sum[i] += d[i];
         }
         SIMD for (size_t i = 0; i < n; i++) dbias[c + i] += sum[i];
@@ -197,11 +215,11 @@ void cpu_linear_backward_weight(struct kernels *kernels, wide *dw, wide *dbias, 
                                 struct linear_shape shape)
 {
     if (shape.rows == 0 || shape.in == 0 || shape.out == 0) return;
-    const bool in_out = shape.layout == WEIGHT_IN_OUT;
-    const element *left = in_out ? x : dy, *right = in_out ? dy : x;
-    const size_t m = in_out ? shape.in : shape.out, n = in_out ? shape.out : shape.in;
-    CPU_PARALLEL(kernels, m, 16,
-                 weight_rows(dw, left, right, shape.rows, m, n, cpu_scratch(kernels, thread), begin, end));
+    const size_t stride = row_stride(shape);
+    struct weight_product p = {dw, x, dy, shape.rows, shape.in, shape.out, shape.in, stride};
+    if (shape.layout == WEIGHT_OUT_IN)
+        p = (struct weight_product){dw, dy, x, shape.rows, shape.out, shape.in, stride, shape.in};
+    CPU_PARALLEL(kernels, p.m, 16, weight_rows(&p, cpu_scratch(kernels, thread), begin, end));
     if (!dbias) return;
-    CPU_PARALLEL(kernels, shape.out, 16, bias_columns(dbias, dy, shape.rows, shape.out, begin, end));
+    CPU_PARALLEL(kernels, shape.out, 16, bias_columns(dbias, dy, shape.rows, stride, begin, end));
 }

@@ -1,0 +1,547 @@
+/*
+ * Every kernel of the CPU backend, in every compute type, instruction set and with one thread and three, against the
+ * reference on the same (rounded) inputs. Allowed: half a unit of the compute type for each rounding on the way, plus
+ * the wide type's rounding of every term of a sum (both first-order bounds; inputs are at most 1 or 2).
+ */
+#include <string.h>
+
+#include "tests/unit/kernels_support.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+static const struct linear_shape linear_shapes[] = {
+    {1, 1, 1, WEIGHT_IN_OUT, 0},       {1, 3, 65, WEIGHT_OUT_IN, 0},       {7, 65, 3, WEIGHT_IN_OUT, 5},
+    {33, 129, 65, WEIGHT_OUT_IN, 128}, {100, 1, 129, WEIGHT_IN_OUT, 0},    {65, 128, 96, WEIGHT_IN_OUT, 0},
+    {300, 1100, 17, WEIGHT_IN_OUT, 0}, {5, 17, 1100, WEIGHT_OUT_IN, 1111}, {530, 530, 2, WEIGHT_OUT_IN, 0},
+    {0, 4, 4, WEIGHT_IN_OUT, 0},
+};
+
+static size_t row_stride(struct linear_shape s)
+{
+    return s.stride ? s.stride : s.out;
+}
+
+static void linear_forward_case(struct instance *t, struct linear_shape s, enum activation activation, bool biased,
+                                bool keeps_pre)
+{
+    uint64_t seed = s.rows * 1000 + s.in;
+    struct array x = array_random(t->type, s.rows * s.in, 0, 1, &seed),
+                 w = array_random(t->type, s.in * s.out, 0, 1, &seed);
+    struct array bias = array_random(t->type, s.out, 0, 1, &seed);
+    struct array y = array_new(t->type, s.rows * row_stride(s)), pre = array_new(t->type, keeps_pre ? y.n : 0);
+    t->cpu_table->linear_forward(t->cpu, y.data, keeps_pre ? pre.data : NULL, x.data, w.data, biased ? bias.data : NULL,
+                                 s, activation);
+    t->reference_table->linear_forward(t->reference, y.exact, keeps_pre ? pre.exact : NULL, x.exact, w.exact,
+                                       biased ? bias.exact : NULL, s, activation);
+    char what[200];
+    DESCRIBE(what, t, "linear_forward %zu×%zu→%zu layout %d activation %d bias %d", s.rows, s.in, s.out, s.layout,
+             activation, biased);
+    const double sum_error = t->wide_unit * (double)(s.in + 2) * (double)(s.in + 1);
+    const double before =
+        t->unit * (double)(s.in + 1) * (activation != ACTIVATE_NONE); /* |pre| <= in + 1; slopes <= 1.13 */
+    array_check(what, &y, t->unit + 4 * t->wide_unit, 1.13 * (sum_error + before) + 2 * t->wide_unit);
+    if (keeps_pre && activation != ACTIVATE_NONE) array_check(what, &pre, t->unit, sum_error);
+    array_free(&x), array_free(&w), array_free(&bias), array_free(&y), array_free(&pre);
+}
+
+static void linear_forward_shapes(struct instance *t)
+{
+    for (size_t i = 0; i < COUNT(linear_shapes); i++) {
+        linear_forward_case(t, linear_shapes[i], ACTIVATE_NONE, false, false);
+        linear_forward_case(t, linear_shapes[i], ACTIVATE_NONE, true, false);
+        linear_forward_case(t, linear_shapes[i], ACTIVATE_GELU, false, true);
+    }
+    for (int a = ACTIVATE_RELU; a <= ACTIVATE_GELU_TANH; a++) {
+        linear_forward_case(t, linear_shapes[3], (enum activation)a, true, true);
+        linear_forward_case(t, linear_shapes[3], (enum activation)a, true, false);
+    }
+}
+
+static void linear_forward_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(linear_forward_shapes);
+}
+
+static void linear_backward_input_case(struct instance *t, struct linear_shape s, enum activation activation)
+{
+    uint64_t seed = s.rows * 1000 + s.out;
+    struct array dy = array_random(t->type, s.rows * row_stride(s), 0, 1, &seed),
+                 w = array_random(t->type, s.in * s.out, 0, 1, &seed);
+    struct array pre = array_random(t->type, s.rows * s.in, 0, 4, &seed), dx = array_new(t->type, s.rows * s.in);
+    const bool slopes = activation != ACTIVATE_NONE;
+    t->cpu_table->linear_backward_input(t->cpu, dx.data, dy.data, w.data, slopes ? pre.data : NULL, s, activation);
+    t->reference_table->linear_backward_input(t->reference, dx.exact, dy.exact, w.exact, slopes ? pre.exact : NULL, s,
+                                              activation);
+    char what[200];
+    DESCRIBE(what, t, "linear_backward_input %zu×%zu←%zu layout %d activation %d", s.rows, s.in, s.out, s.layout,
+             activation);
+    array_check(what, &dx, t->unit, t->wide_unit * (double)(s.out + 10) * (double)s.out);
+    array_free(&dy), array_free(&w), array_free(&pre), array_free(&dx);
+}
+
+static void linear_backward_input_shapes(struct instance *t)
+{
+    for (size_t i = 0; i < COUNT(linear_shapes); i++) linear_backward_input_case(t, linear_shapes[i], ACTIVATE_NONE);
+    for (int a = ACTIVATE_RELU; a <= ACTIVATE_GELU_TANH; a++)
+        linear_backward_input_case(t, linear_shapes[3], (enum activation)a);
+}
+
+static void linear_backward_input_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(linear_backward_input_shapes);
+}
+
+static void linear_backward_weight_shapes(struct instance *t)
+{
+    for (size_t i = 0; i < COUNT(linear_shapes); i++) {
+        const struct linear_shape s = linear_shapes[i];
+        uint64_t seed = i;
+        struct array dy = array_random(t->type, s.rows * row_stride(s), 0, 1, &seed),
+                     x = array_random(t->type, s.rows * s.in, 0, 1, &seed);
+        struct array dw = array_random(t->wide, s.in * s.out, 0, 1, &seed),
+                     dbias = array_random(t->wide, s.out, 0, 1, &seed);
+        for (int call = 0; call < 2; call++) { /* adds to what is there; a missing dbias is left out */
+            t->cpu_table->linear_backward_weight(t->cpu, dw.data, call ? NULL : dbias.data, dy.data, x.data, s);
+            t->reference_table->linear_backward_weight(t->reference, dw.exact, call ? NULL : dbias.exact, dy.exact,
+                                                       x.exact, s);
+        }
+        char what[200];
+        DESCRIBE(what, t, "linear_backward_weight %zu×%zu→%zu layout %d", s.rows, s.in, s.out, s.layout);
+        const double allowed = t->wide_unit * (double)(2 * s.rows + 2) * (double)(2 * s.rows + 1);
+        array_check(what, &dw, t->wide_unit, allowed);
+        array_check(what, &dbias, t->wide_unit, allowed);
+        array_free(&dy), array_free(&x), array_free(&dw), array_free(&dbias);
+    }
+}
+
+static void linear_backward_weight_adds_in_the_wide_type(void **state)
+{
+    (void)state;
+    for_each_instance(linear_backward_weight_shapes);
+}
+
+/* --- elementwise ---------------------------------------------------------------------------------------------------
+ */
+
+static const size_t lengths[] = {0, 1, 3, 65, 129, 1000, 5001};
+
+static void elementwise_lengths(struct instance *t)
+{
+    char what[200];
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        const size_t n = lengths[i];
+        uint64_t seed = n;
+        struct array a = array_random(t->type, n, 0, 4, &seed), b = array_random(t->type, n, 0, 2, &seed);
+        struct array out = array_new(t->type, n);
+        DESCRIBE(what, t, "add %zu", n);
+        t->cpu_table->add(t->cpu, out.data, a.data, b.data, n);
+        t->reference_table->add(t->reference, out.exact, a.exact, b.exact, n);
+        array_check(what, &out, t->unit, 0);
+        t->cpu_table->add(t->cpu, out.data, out.data, b.data, n);
+        t->reference_table->add(t->reference, out.exact, out.exact, b.exact, n);
+        array_check(what, &out, t->unit, 6 * t->unit);
+        for (int activation = ACTIVATE_NONE; activation <= ACTIVATE_GELU_TANH; activation++) {
+            DESCRIBE(what, t, "activation %d of %zu", activation, n);
+            t->cpu_table->activation_forward(t->cpu, out.data, a.data, (enum activation)activation, n);
+            t->reference_table->activation_forward(t->reference, out.exact, a.exact, (enum activation)activation, n);
+            array_check(what, &out, t->unit + 16 * t->wide_unit, 4 * t->wide_unit);
+            t->cpu_table->activation_backward(t->cpu, out.data, b.data, a.data, (enum activation)activation, n);
+            t->reference_table->activation_backward(t->reference, out.exact, b.exact, a.exact,
+                                                    (enum activation)activation, n);
+            /* GELU's exponents reach 11, with three roundings; |dy| <= 2 */
+            array_check(what, &out, t->unit + 4 * t->wide_unit, 48 * t->wide_unit);
+        }
+        array_free(&a), array_free(&b), array_free(&out);
+    }
+}
+
+static void sums_and_activations_agree(void **state)
+{
+    (void)state;
+    for_each_instance(elementwise_lengths);
+}
+
+static void dropout_lengths(struct instance *t)
+{
+    const uint64_t sequences[3] = {4, 1ull << 40, 5};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        for (int p = 0; p <= 9; p += 3) {
+            const struct dropout dropout = {.p = 0.1 * p, .seed = 9, .attempt = 3, .site = 1, .sequence = sequences};
+            const size_t n = lengths[i];
+            uint64_t seed = n;
+            struct array x = array_random(t->type, 3 * n, 0, 4, &seed), out = array_new(t->type, 3 * n);
+            t->cpu_table->dropout(t->cpu, out.data, x.data, &dropout, 3, n);
+            t->reference_table->dropout(t->reference, out.exact, x.exact, &dropout, 3, n);
+            char what[200];
+            DESCRIBE(what, t, "dropout 0.%d of 3×%zu", p, n);
+            array_check(what, &out, t->unit + 4 * t->wide_unit, 0);
+            t->cpu_table->dropout(t->cpu, x.data, x.data, &dropout, 3, n);
+            assert_memory_equal(x.data, out.data, 3 * n * dtype_size(t->type));
+            array_free(&x), array_free(&out);
+        }
+    }
+}
+
+static void dropout_takes_the_defined_bits(void **state)
+{
+    (void)state;
+    for_each_instance(dropout_lengths);
+}
+
+/* --- embedding -----------------------------------------------------------------------------------------------------
+ */
+
+static void embedding_widths(struct instance *t)
+{
+    enum { BATCH = 3, CONTEXT = 9, VOCAB = 5 };
+    static const size_t widths[] = {1, 3, 65, 129, 600};
+    for (size_t i = 0; i < COUNT(widths); i++) {
+        const size_t width = widths[i], n = BATCH * CONTEXT * width;
+        uint64_t seed = width;
+        int32_t tokens[BATCH * CONTEXT]; /* every token several times */
+        for (size_t r = 0; r < BATCH * CONTEXT; r++) tokens[r] = (int32_t)(r * r % VOCAB);
+        struct array wte = array_random(t->type, VOCAB * width, 0, 1, &seed),
+                     wpe = array_random(t->type, CONTEXT * width, 0, 1, &seed);
+        struct array out = array_new(t->type, n), dout = array_random(t->type, n, 0, 1, &seed);
+        struct array dwte = array_random(t->wide, VOCAB * width, 0, 1, &seed);
+        struct array dwpe = array_random(t->wide, CONTEXT * width, 0, 1, &seed);
+        t->cpu_table->embedding_forward(t->cpu, out.data, tokens, wte.data, wpe.data, BATCH, CONTEXT, width);
+        t->reference_table->embedding_forward(t->reference, out.exact, tokens, wte.exact, wpe.exact, BATCH, CONTEXT,
+                                              width);
+        t->cpu_table->embedding_backward(t->cpu, dwte.data, dwpe.data, dout.data, tokens, BATCH, CONTEXT, width);
+        t->reference_table->embedding_backward(t->reference, dwte.exact, dwpe.exact, dout.exact, tokens, BATCH, CONTEXT,
+                                               width);
+        char what[200];
+        DESCRIBE(what, t, "embedding of width %zu", width);
+        array_check(what, &out, t->unit, 0);
+        array_check(what, &dwte, t->wide_unit, t->wide_unit * 30 * 30);
+        array_check(what, &dwpe, t->wide_unit, t->wide_unit * 4 * 4);
+        array_free(&wte), array_free(&wpe), array_free(&out), array_free(&dout), array_free(&dwte), array_free(&dwpe);
+    }
+}
+
+static void embedding_agrees_and_adds_repeated_tokens(void **state)
+{
+    (void)state;
+    for_each_instance(embedding_widths);
+}
+
+/* --- LayerNorm ------------------------------------------------------------------------------------------------------
+ */
+
+static void layernorm_case(struct instance *t, size_t rows, size_t width, bool residual, bool biased)
+{
+    const size_t n = rows * width;
+    uint64_t seed = n;
+    struct array x = array_random(t->type, n, 0, 2, &seed), other = array_random(t->type, n, 0.25, 1, &seed);
+    struct array weight = array_random(t->type, width, 1, 0.5, &seed), bias = array_random(t->type, width, 0, 1, &seed);
+    struct array y = array_new(t->type, n), sum = array_new(t->type, residual ? n : 0), dx = array_new(t->type, n);
+    struct array mean = array_new(t->wide, rows), rstd = array_new(t->wide, rows);
+    struct array dy = array_random(t->type, n, 0, 1, &seed);
+    struct array dweight = array_random(t->wide, width, 0, 1, &seed), dbias = array_random(t->wide, width, 0, 1, &seed);
+    char what[200];
+    DESCRIBE(what, t, "layernorm %zu×%zu residual %d bias %d", rows, width, residual, biased);
+
+    t->cpu_table->layernorm_forward(t->cpu, y.data, residual ? sum.data : NULL, mean.data, rstd.data, x.data,
+                                    residual ? other.data : NULL, weight.data, biased ? bias.data : NULL, rows, width);
+    if (residual) { /* the norm is that of the rounded sum */
+        t->reference_table->add(t->reference, sum.exact, x.exact, other.exact, n);
+        array_check(what, &sum, t->unit, 0);
+        for (size_t i = 0; i < n; i++) sum.exact[i] = element_get(t->type, sum.data, i);
+    }
+    const struct array *normed = residual ? &sum : &x;
+    t->reference_table->layernorm_forward(t->reference, y.exact, NULL, mean.exact, rstd.exact, normed->exact, NULL,
+                                          weight.exact, biased ? bias.exact : NULL, rows, width);
+    /* the error of the mean and of x − mean is multiplied by rstd: √(1/eps) = 316 at most, where all of a row are equal
+     */
+    const double steep = width == 1 ? 320 : 8;
+    array_check(what, &mean, 0, 4 * t->wide_unit * (double)(width < 20 ? width : 20));
+    array_check(what, &rstd, 100 * t->wide_unit, 0);
+    array_check(what, &y, t->unit, steep * 40 * t->wide_unit);
+
+    t->cpu_table->layernorm_backward(t->cpu, dx.data, residual ? other.data : NULL, dweight.data,
+                                     biased ? dbias.data : NULL, dy.data, normed->data, mean.data, rstd.data,
+                                     weight.data, rows, width);
+    for (size_t r = 0; r < rows; r++) {
+        mean.exact[r] = element_get(t->wide, mean.data, r);
+        rstd.exact[r] = element_get(t->wide, rstd.data, r);
+    }
+    t->reference_table->layernorm_backward(t->reference, dx.exact, residual ? other.exact : NULL, dweight.exact,
+                                           biased ? dbias.exact : NULL, dy.exact, normed->exact, mean.exact, rstd.exact,
+                                           weight.exact, rows, width);
+    array_check(what, &dx, t->unit, steep * 40 * t->wide_unit);
+    array_check(what, &dweight, t->wide_unit, t->wide_unit * (double)(rows * rows + 10) * 4);
+    array_check(what, &dbias, t->wide_unit, t->wide_unit * (double)(rows * rows + 10));
+    if (residual) { /* dx may stand where dresidual stood */
+        t->cpu_table->layernorm_backward(t->cpu, other.data, other.data, dweight.data, NULL, dy.data, normed->data,
+                                         mean.data, rstd.data, weight.data, rows, width);
+        assert_memory_equal(other.data, dx.data, n * dtype_size(t->type));
+    }
+    array_free(&x), array_free(&other), array_free(&weight), array_free(&bias), array_free(&y), array_free(&sum);
+    array_free(&dx), array_free(&mean), array_free(&rstd), array_free(&dy), array_free(&dweight), array_free(&dbias);
+}
+
+static void layernorm_shapes(struct instance *t)
+{
+    static const size_t shapes[][2] = {{1, 1}, {1, 3}, {5, 65}, {33, 129}, {12, 128}, {2, 1500}, {0, 8}};
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int options = 0; options < 4; options++)
+            layernorm_case(t, shapes[i][0], shapes[i][1], options & 1, options & 2);
+}
+
+static void layernorm_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(layernorm_shapes);
+}
+
+/* --- attention ------------------------------------------------------------------------------------------------------
+ */
+
+static void attention_case(struct instance *t, struct attention_shape s, double p, size_t attention_rows)
+{
+    const size_t width = s.heads * s.head_size, rows = s.batch * s.context;
+    const uint64_t sequences[3] = {7, 1, 1ull << 33};
+    const struct dropout dropout = {.p = p, .seed = 2, .attempt = 5, .site = 3, .sequence = sequences};
+    const struct dropout *drops = p > 0 ? &dropout : NULL;
+    uint64_t seed = s.context;
+    struct array qkv = array_random(t->type, rows * 3 * width, 0, 2, &seed), out = array_new(t->type, rows * width);
+    struct array lse = array_new(t->wide, s.batch * s.heads * s.context),
+                 dout = array_random(t->type, rows * width, 0, 1, &seed);
+    struct array dqkv = array_new(t->type, rows * 3 * width);
+    char what[200];
+    DESCRIBE(what, t, "attention %zu×%zu, %zu heads of %zu, dropout %g, %zu rows", s.batch, s.context, s.heads,
+             s.head_size, p, attention_rows);
+    t->cpu_table->attention_forward(t->cpu, out.data, lse.data, qkv.data, drops, s);
+    t->reference_table->attention_forward(t->reference, out.exact, lse.exact, qkv.exact, drops, s);
+    /* an error of ε in the scores, at most 4·√size, is one of ε in lse and of 2ε relatively in every probability */
+    const double score_error = t->wide_unit * 4 * sqrt((double)s.head_size) * (double)(s.head_size + 8);
+    array_check(what, &lse, 4 * t->wide_unit, score_error);
+    array_check(what, &out, t->unit, (2 * score_error + t->wide_unit * 40) * 2 / (1 - p));
+
+    ((struct cpu *)t->cpu)->attention_rows = attention_rows;
+    t->cpu_table->attention_backward(t->cpu, dqkv.data, dout.data, out.data, lse.data, qkv.data, drops, s);
+    ((struct cpu *)t->cpu)->attention_rows = SIZE_MAX;
+    for (size_t i = 0; i < out.n; i++) out.exact[i] = element_get(t->type, out.data, i);
+    for (size_t i = 0; i < lse.n; i++) lse.exact[i] = element_get(t->wide, lse.data, i);
+    t->reference_table->attention_backward(t->reference, dqkv.exact, dout.exact, out.exact, lse.exact, qkv.exact, drops,
+                                           s);
+    const double sums = (double)(s.context < 40 ? s.context : 40); /* Σ p <= context; all p together matter little */
+    array_check(what, &dqkv, t->unit,
+                sums * (score_error + 100 * t->wide_unit) * 4 * sqrt((double)s.head_size) / (1 - p));
+    array_free(&qkv), array_free(&out), array_free(&lse), array_free(&dout), array_free(&dqkv);
+}
+
+static void attention_shapes(struct instance *t)
+{
+    static const struct attention_shape shapes[] = {
+        {1, 1, 1, 1}, {2, 33, 2, 3}, {3, 64, 2, 32}, {1, 65, 3, 16}, {1, 100, 1, 65}, {1, 200, 2, 8}, {1, 40, 1, 600},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        attention_case(t, shapes[i], 0, SIZE_MAX);
+        attention_case(t, shapes[i], 0.2, SIZE_MAX);
+    }
+    attention_case(t, shapes[5], 0, 199); /* one query more than fits */
+    attention_case(t, shapes[5], 0.2, 199);
+}
+
+static void attention_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(attention_shapes);
+}
+
+/* --- losses ---------------------------------------------------------------------------------------------------------
+ */
+
+static void cross_entropy_case(struct instance *t, size_t rows, size_t classes, size_t stride)
+{
+    uint64_t seed = classes;
+    struct array logits = array_random(t->type, rows * stride, 0, 8, &seed), before = array_new(t->type, rows * stride);
+    struct array seeds = array_random(t->wide, rows, 0.5, 0.5, &seed);
+    double *weight = malloc((rows + 1) * sizeof *weight), loss = 100, want = 100, forward = 100;
+    int32_t *target = malloc((rows + 1) * sizeof *target);
+    for (size_t r = 0; r < rows; r++) {
+        weight[r] = r % 5 == 3 ? 0 : 0.25 * (double)(r % 4 + 1);
+        target[r] = (int32_t)(r * 7 % classes);
+        if (r % 5 == 3) array_set(&logits, r * stride, (double)INFINITY), array_set(&seeds, r, (double)NAN);
+    }
+    memcpy(before.data, logits.data, logits.n * dtype_size(t->type));
+    char what[200];
+    DESCRIBE(what, t, "cross_entropy %zu×%zu of %zu", rows, classes, stride);
+    t->cpu_table->cross_entropy(t->cpu, logits.data, target, weight, NULL, rows, classes, stride, &forward);
+    assert_memory_equal(logits.data, before.data,
+                        logits.n * dtype_size(t->type)); /* without seeds nothing is written */
+    t->cpu_table->cross_entropy(t->cpu, logits.data, target, weight, seeds.data, rows, classes, stride, &loss);
+    t->reference_table->cross_entropy(t->reference, logits.exact, target, weight, seeds.exact, rows, classes, stride,
+                                      &want);
+    assert_true(loss == forward);
+    assert_near(loss, want, t->wide_unit * 40 * (double)(rows + 1));
+    array_check(what, &logits, t->unit + 60 * t->wide_unit, 4 * t->wide_unit);
+    array_free(&logits), array_free(&before), array_free(&seeds);
+    free(weight), free(target);
+}
+
+static void cross_entropy_shapes(struct instance *t)
+{
+    static const size_t shapes[][3] = {{1, 1, 1}, {1, 3, 3}, {7, 65, 128}, {40, 129, 130}, {12, 1300, 1301}, {0, 3, 4}};
+    for (size_t i = 0; i < COUNT(shapes); i++) cross_entropy_case(t, shapes[i][0], shapes[i][1], shapes[i][2]);
+}
+
+static void cross_entropy_agrees_and_rows_of_weight_0_leave_no_trace(void **state)
+{
+    (void)state;
+    for_each_instance(cross_entropy_shapes);
+}
+
+static void squared_error_case(struct instance *t, size_t rows, size_t outputs, double factor)
+{
+    const size_t n = rows * outputs;
+    uint64_t seed = n;
+    struct array prediction = array_random(t->type, n, 0, 2, &seed), gradient = array_new(t->type, n);
+    struct array seeds = array_random(t->wide, rows, 0.5, 0.5, &seed),
+                 target = array_random(DTYPE_FP64, n, 0, 2, &seed);
+    double *weight = malloc((rows + 1) * sizeof *weight), loss = -1, want = -1;
+    for (size_t r = 0; r < rows; r++) {
+        weight[r] = r % 3 == 1 ? 0 : 0.5 * (double)(r % 4 + 1);
+        if (r % 3 == 1)
+            array_set(&prediction, r * outputs, (double)NAN), array_set(&target, r * outputs, (double)INFINITY);
+    }
+    char what[200];
+    DESCRIBE(what, t, "squared_error %zu×%zu", rows, outputs);
+    t->cpu_table->squared_error(t->cpu, gradient.data, prediction.data, target.exact, weight, seeds.data, factor, rows,
+                                outputs, &loss);
+    t->reference_table->squared_error(t->reference, gradient.exact, prediction.exact, target.exact, weight, seeds.exact,
+                                      factor, rows, outputs, &want);
+    assert_near(loss, want, 1e-14 * (double)(16 * n + 1));
+    array_check(what, &gradient, t->unit + 2 * t->wide_unit, 0);
+    t->cpu_table->squared_error(t->cpu, prediction.data, prediction.data, target.exact, weight, seeds.data, factor,
+                                rows, outputs, &loss);
+    assert_memory_equal(prediction.data, gradient.data, n * dtype_size(t->type));
+    array_free(&prediction), array_free(&gradient), array_free(&seeds), array_free(&target);
+    free(weight);
+}
+
+static void squared_error_shapes(struct instance *t)
+{
+    static const size_t shapes[][2] = {{1, 1}, {200, 1}, {9, 65}, {3, 1300}, {0, 2}};
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        squared_error_case(t, shapes[i][0], shapes[i][1], 0.5);
+        squared_error_case(t, shapes[i][0], shapes[i][1], 1.0 / (double)shapes[i][1]);
+    }
+}
+
+static void squared_error_agrees_and_rows_of_weight_0_leave_no_trace(void **state)
+{
+    (void)state;
+    for_each_instance(squared_error_shapes);
+}
+
+/* --- parameters and gradients ----------------------------------------------------------------------------------------
+ */
+
+static void parameter_lengths(struct instance *t)
+{
+    char what[200];
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        const size_t n = lengths[i];
+        uint64_t seed = n;
+        struct array in = array_random(t->wide, n, 0, 100, &seed), addend = array_random(t->type, n, 0, 1, &seed);
+        struct array rounded = array_new(t->type, n);
+        DESCRIBE(what, t, "cast, accumulate, check of %zu", n);
+        t->cpu_table->cast(t->cpu, rounded.data, in.data, n);
+        t->reference_table->cast(t->reference, rounded.exact, in.exact, n);
+        array_check(what, &rounded, t->unit, 0);
+        t->cpu_table->accumulate(t->cpu, in.data, addend.data, n);
+        t->reference_table->accumulate(t->reference, in.exact, addend.exact, n);
+        array_check(what, &in, t->wide_unit, 0);
+        for (size_t e = 0; e < n; e++) in.exact[e] = element_get(t->wide, in.data, e);
+        const struct gradient_check got = t->cpu_table->check(t->cpu, in.data, n, 1.0 / 3);
+        const struct gradient_check want = t->reference_table->check(t->reference, in.exact, n, 1.0 / 3);
+        assert_true(got.finite);
+        assert_near(got.sum_squares_scaled, want.sum_squares_scaled, 1e-13 * want.sum_squares_scaled);
+        assert_near(got.sum_squares, want.sum_squares, 1e-13 * want.sum_squares);
+        for (size_t bad = 0; bad < n; bad += n / 3 + 1) {
+            for (int kind = 0; kind < 3; kind++) {
+                array_set(&in, bad, kind == 0 ? (double)NAN : kind == 1 ? (double)INFINITY : -(double)INFINITY);
+                assert_false(t->cpu_table->check(t->cpu, in.data, n, 1).finite);
+                array_set(&in, bad, 1);
+            }
+        }
+        array_free(&in), array_free(&addend), array_free(&rounded);
+    }
+}
+
+static void casts_sums_and_checks_agree(void **state)
+{
+    (void)state;
+    for_each_instance(parameter_lengths);
+}
+
+static void update_lengths(struct instance *t)
+{
+    static const struct update updates[] = {
+        {.kind = OPTIMIZER_KIND_ADAMW,
+         .lr = 1e-3,
+         .beta1 = 0.9,
+         .beta2 = 0.99,
+         .eps = 1e-8,
+         .weight_decay = 0.1,
+         .unscale = 0x1p-16},
+        {.kind = OPTIMIZER_KIND_SGD, .lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .unscale = 1e-3},
+        {.kind = OPTIMIZER_KIND_SGD, .lr = 0.1, .weight_decay = 0.01, .unscale = 0.5},
+    };
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        for (size_t u = 0; u < COUNT(updates); u++) {
+            const size_t n = lengths[i];
+            struct update step = updates[u];
+            const bool adamw = step.kind == OPTIMIZER_KIND_ADAMW, moment = adamw || step.momentum != 0;
+            uint64_t seed = n;
+            struct array w = array_random(t->wide, n, 0, 1, &seed),
+                         m = array_random(t->wide, n, 0, adamw ? 0 : 9, &seed);
+            struct array v = array_random(t->wide, n, 0, 0, &seed);
+            for (step.t = 1; step.t <= 4; step.t++) {
+                struct array g = array_random(t->wide, n, 0, 1 / step.unscale, &seed);
+                t->cpu_table->update(t->cpu, w.data, moment ? m.data : NULL, adamw ? v.data : NULL, g.data, n, &step);
+                t->reference_table->update(t->reference, w.exact, moment ? m.exact : NULL, adamw ? v.exact : NULL,
+                                           g.exact, n, &step);
+                array_free(&g);
+            }
+            char what[200];
+            DESCRIBE(what, t, "update %zu of %zu", u, n);
+            array_check(what, &w, 8 * t->wide_unit, 8 * t->wide_unit);
+            array_check(what, &m, 8 * t->wide_unit, 8 * t->wide_unit);
+            array_check(what, &v, 16 * t->wide_unit, 0);
+            array_free(&w), array_free(&m), array_free(&v);
+        }
+    }
+}
+
+static void updates_agree_over_four_steps(void **state)
+{
+    (void)state;
+    for_each_instance(update_lengths);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear_forward_agrees),
+        cmocka_unit_test(linear_backward_input_agrees),
+        cmocka_unit_test(linear_backward_weight_adds_in_the_wide_type),
+        cmocka_unit_test(sums_and_activations_agree),
+        cmocka_unit_test(dropout_takes_the_defined_bits),
+        cmocka_unit_test(embedding_agrees_and_adds_repeated_tokens),
+        cmocka_unit_test(layernorm_agrees),
+        cmocka_unit_test(attention_agrees),
+        cmocka_unit_test(cross_entropy_agrees_and_rows_of_weight_0_leave_no_trace),
+        cmocka_unit_test(squared_error_agrees_and_rows_of_weight_0_leave_no_trace),
+        cmocka_unit_test(casts_sums_and_checks_agree),
+        cmocka_unit_test(updates_agree_over_four_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
