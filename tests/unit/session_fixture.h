@@ -32,16 +32,20 @@
 
 /* Zero means the default that is named. */
 struct scenario {
-    const char *csv, *validation;      /* NULL: no validation set */
-    Gacc__V1__ModelType type;          /* tape */
-    uint32_t size;                     /* of tape, or inputs: 1 */
+    const char *csv, *validation; /* NULL: no validation set */
+    Gacc__V1__ModelType type;     /* tape */
+    uint32_t size;                /* of tape, or inputs: 1 */
+    bool bias;                    /* of linear, 0 at first unless initial_bias */
+    double initial_bias;
     double initial[VALUES_MAX];        /* of "weight" */
     Gacc__V1__Compute compute;         /* fp32 */
     uint32_t ranks, global, micro;     /* 1, 1, 1 */
     Gacc__V1__Weighting weighting;     /* token */
     Gacc__V1__OptimizerType optimizer; /* adamw! */
     double lr, beta1, beta2, eps, momentum, weight_decay, clip;
+    const Gacc__V1__ParameterGroup *group;                 /* one, or none */
     double scale;                                          /* 1: no scaler */
+    double growth;                                         /* of the scale after every APPLY: 1 */
     double (*schedule)(uint64_t applied);                  /* lr always */
     uint64_t epochs, evaluate_every, evaluation_sequences; /* 1, never, all */
     uint64_t stop_after;                                   /* attempts; when the data end */
@@ -95,7 +99,8 @@ struct play {
     Gacc__V1__OptimizerSection optimizer;
     Gacc__V1__ScheduleSection schedule;
     Gacc__V1__EvaluationSection evaluation;
-    Gacc__V1__TensorValues values, *values_list[1];
+    Gacc__V1__TensorValues values, bias_values, *values_list[2];
+    Gacc__V1__ParameterGroup *groups[1];
     char *train, *validation, *train_list[1], *validation_list[1];
     char export[256];
     struct comm_threads group;
@@ -205,6 +210,7 @@ static inline void play_judge(struct play *play, Gacc__V1__Decision *decision, G
     double coefficient = scenario->clip > 0 ? scenario->clip / (attempt->norm + 1e-6) : 1;
     attempt->coefficient = coefficient < 1 ? coefficient : 1;
     if (attempt->verdict == APPLY) play->optimizer_steps++;
+    if (attempt->verdict == APPLY) play->scale *= scenario->growth;
     if (attempt->verdict == SKIP && scenario->scale != 1) play->scale /= 2;
     attempt->optimizer_steps = play->optimizer_steps;
     decision->step = play->count;
@@ -364,6 +370,7 @@ static inline void play_fill_job(struct play *play)
     gacc__v1__schedule_section__init(&play->schedule);
     gacc__v1__evaluation_section__init(&play->evaluation);
     gacc__v1__tensor_values__init(&play->values);
+    gacc__v1__tensor_values__init(&play->bias_values);
     play->job.job = &play->job_section;
     play->job.model = &play->model;
     play->job.data = &play->data;
@@ -378,7 +385,12 @@ static inline void play_fill_job(struct play *play)
     play->model.size = play->model.inputs = scenario->size;
     play->model.loss = GACC__V1__LOSS__LOSS_HALF_MSE;
     play->model.init_values = play->values_list;
-    play->model.n_init_values = 1;
+    play->model.n_init_values = scenario->bias ? 2 : 1;
+    play->model.bias = scenario->bias;
+    play->bias_values.name = (char *)(uintptr_t) "bias";
+    play->bias_values.values = (double *)(uintptr_t)&scenario->initial_bias;
+    play->bias_values.n_values = 1;
+    play->values_list[1] = &play->bias_values;
     play->values_list[0] = &play->values;
     play->values.name = (char *)(uintptr_t) "weight";
     play->values.values = (double *)(uintptr_t)scenario->initial;
@@ -405,6 +417,9 @@ static inline void play_fill_job(struct play *play)
     play->optimizer.eps = scenario->eps;
     play->optimizer.momentum = scenario->momentum;
     play->optimizer.weight_decay = scenario->weight_decay;
+    play->groups[0] = (Gacc__V1__ParameterGroup *)(uintptr_t)scenario->group;
+    play->optimizer.groups = play->groups;
+    play->optimizer.n_groups = scenario->group ? 1 : 0;
     play->evaluation.sequences = scenario->evaluation_sequences;
 }
 
@@ -440,6 +455,7 @@ static inline struct scenario play_defaults(const struct scenario *given)
     if (!scenario.global) scenario.global = 1;
     if (!scenario.micro) scenario.micro = 1;
     if (!(scenario.scale > 0)) scenario.scale = 1;
+    if (!(scenario.growth > 0)) scenario.growth = 1;
     if (!scenario.epochs) scenario.epochs = 1;
     return scenario;
 }

@@ -154,6 +154,18 @@ static void a_short_last_window_is_weighted_by_what_it_holds(void **state)
     free(play);
 }
 
+/* B = 3 in micro-batches of 2 and 1, twice in the epoch: 1, 2, 3 | 5, 6, 10. */
+static void a_short_micro_batch_does_not_reach_into_the_next_window(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n5\n6\n10\n", .global = 3, .micro = 2, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    assert_near(play->attempts[1].weight, 3, 0);
+    assert_near(play->attempts[1].norm, 2, 1e-6);
+    assert_near(play->attempts[2].norm, 7, 1e-6);
+    free(play);
+}
+
 /* Case 03-4 */
 static void an_epoch_shorter_than_the_window_is_one_update(void **state)
 {
@@ -275,8 +287,22 @@ static void the_norm_is_one_over_all_shards(void **state)
     free(play);
 }
 
-/* The S that unscales is the one the window was scaled with, though the coordinator has halved it since. */
-static void the_scale_of_the_window_unscales_it(void **state)
+/* The S that unscales is the one the window was scaled with: the coordinator grows it with every decision. */
+static void a_growth_step_applies_the_whole_gradient(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n1\n2\n4\n", .scale = 16, .growth = 2, .compute = FP16, .optimizer = SGD, .lr = 1};
+    struct play *play = play_well(&scenario);
+    for (uint64_t attempt = 1; attempt <= 3; attempt++) {
+        assert_near(play->attempts[attempt].scale, ldexp(8, (int)attempt), 0);
+        assert_near(play->attempts[attempt].norm, ldexp(0.5, (int)attempt), 0);
+        assert_near(play->attempts[attempt].ranks[0].parameters[0], 1 - ldexp(1, (int)attempt), 0);
+    }
+    free(play);
+}
+
+static void a_skip_halves_the_scale_of_the_next_window_only(void **state)
 {
     (void)state;
     struct scenario scenario = {.csv = "g0\ninf\n2\n2\n", .scale = 16, .compute = FP16, .optimizer = SGD, .lr = 1};
@@ -285,6 +311,63 @@ static void the_scale_of_the_window_unscales_it(void **state)
     assert_near(play->attempts[2].scale, 8, 0);
     assert_near(play->attempts[2].norm_scaled, 16, 0);
     assert_near(last_parameter(play, 0, 0), -4, 0);
+    free(play);
+}
+
+/* C1: gradients 3 (weight) and 4 (bias) lie in different groups. */
+static void one_norm_covers_all_groups(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "x0,y0\n0.75,-4\n", .type = LINEAR, .bias = true, .clip = 1, .optimizer = SGD, .lr = 1};
+    for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
+        struct play *play = play_well(&scenario);
+        assert_near(play->attempts[1].norm, 5, 0);
+        assert_near(last_parameter(play, 0, 0), -0.6, 1e-6);
+        assert_near(last_parameter(play, 0, 1), -0.8, 1e-6);
+        free(play);
+    }
+}
+
+/* Case 15-1: the gradient is 0, for 1·1 + 1 = 2. */
+static void decay_spares_biases(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "x0,y0\n1,2\n",
+                                .type = LINEAR,
+                                .bias = true,
+                                .initial = {1},
+                                .initial_bias = 1,
+                                .optimizer = ADAMW,
+                                .lr = 0.1,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8,
+                                .weight_decay = 0.5};
+    struct play *play = play_well(&scenario);
+    assert_near(last_parameter(play, 0, 0), 0.95, 1e-7);
+    assert_near(last_parameter(play, 0, 1), 1, 0);
+    free(play);
+}
+
+/* G2: the bias follows the schedule (lr 1, then 0.5) at a quarter of the lr. Targets keep both gradients at −1. */
+static void a_group_has_its_own_lr_and_follows_the_schedule(void **state)
+{
+    (void)state;
+    Gacc__V1__ParameterGroup group = GACC__V1__PARAMETER_GROUP__INIT;
+    group.match = (char *)(uintptr_t) "b*";
+    group.lr = 0.25;
+    group.weight_decay = -1;
+    struct scenario scenario = {.csv = "x0,y0\n1,1\n1,2.25\n",
+                                .type = LINEAR,
+                                .bias = true,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .schedule = halving,
+                                .group = &group};
+    struct play *play = play_well(&scenario);
+    assert_near(last_parameter(play, 0, 0), 1.5, 0);
+    assert_near(last_parameter(play, 0, 1), 0.375, 0);
     free(play);
 }
 
@@ -801,6 +884,7 @@ int main(void)
         cmocka_unit_test(an_empty_global_batch_makes_no_update_and_is_no_overflow),
         cmocka_unit_test(scale_and_average_meet_once),
         cmocka_unit_test(a_short_last_window_is_weighted_by_what_it_holds),
+        cmocka_unit_test(a_short_micro_batch_does_not_reach_into_the_next_window),
         cmocka_unit_test(an_epoch_shorter_than_the_window_is_one_update),
         cmocka_unit_test(two_ranks_of_two_micro_batches_step_once_and_alike),
         cmocka_unit_test(a_rank_without_micro_batches_takes_part),
@@ -810,7 +894,11 @@ int main(void)
         cmocka_unit_test(unscaling_happens_once_for_all_micro_batches),
         cmocka_unit_test(a_norm_whose_squares_exceed_fp32_is_no_overflow),
         cmocka_unit_test(the_norm_is_one_over_all_shards),
-        cmocka_unit_test(the_scale_of_the_window_unscales_it),
+        cmocka_unit_test(a_growth_step_applies_the_whole_gradient),
+        cmocka_unit_test(a_skip_halves_the_scale_of_the_next_window_only),
+        cmocka_unit_test(one_norm_covers_all_groups),
+        cmocka_unit_test(decay_spares_biases),
+        cmocka_unit_test(a_group_has_its_own_lr_and_follows_the_schedule),
         cmocka_unit_test(adamw_decays_decoupled),
         cmocka_unit_test(sgd_keeps_its_momentum_in_the_shard),
         cmocka_unit_test(a_skip_does_not_advance_the_schedule),
