@@ -99,9 +99,9 @@ static int does_not_apply(const struct loading *loading, const struct node *node
         if (needed.by == failed->by) needed.values |= failed->values;
     }
     const struct key *selector = key_of_selector(needed.by);
-    return node_fail_key(node, path, loading->error, "does not apply with %s %s, %s", selector->path,
+    return node_fail_key(node, path, loading->error, "does not apply with %s %s, only with %s", selector->path,
                          choice_name(selector->choices, key_selector_value(loading->job, needed.by)),
-                         condition_phrase(&needed).text);
+                         condition_values(&needed).text);
 }
 
 static int take_default(struct loading *loading, const struct key *key, void *base)

@@ -86,7 +86,7 @@ static int read_tree(struct loading *loading, const char *text, size_t length)
     int status = check_text(loading->file, text, length, loading->error);
     if (!status) status = tree_parse(&loading->root, text, length, &loading->source, loading->error);
     if (status) return status;
-    if (!loading->root)
+    if (!loading->root || scalar_is_null(loading->root))
         return error_set(loading->error, STATUS_JOB, "%s:1:1: is empty: there is no job in it", loading->file);
     if (loading->root->kind != NODE_MAPPING)
         return node_fail(loading->root, NULL, loading->error, "a job is a mapping of sections, this is a %s",

@@ -105,7 +105,7 @@ const struct key keys[] = {
     {"model.vocab", KEY_U32, OF_MODEL(vocab), .fallback = "256", .least = 1, .most = 16777216,
      WHEN(IF_GPT, {BY_FORMAT, BIT(FORMAT(BYTES))}), .help = "Every token of the data is below it."},
     {"model.vocab", KEY_U32, OF_MODEL(vocab), .least = 1, .most = 16777216,
-     WHEN(IF_GPT, {BY_FORMAT, ~BIT(FORMAT(BYTES))}), .help = "Every token of the data is below it."},
+     WHEN(IF_GPT, {BY_FORMAT, BIT(FORMAT(U16)) | BIT(FORMAT(U32)) | BIT(FORMAT(LLMC))}), .help = "Every token of the data is below it."},
     {"model.inputs", KEY_U32, OF_MODEL(inputs), .least = 1, .most = 16777216, WHEN(IF_ROWS), .help = "Columns x0, x1, … of the data."},
     {"model.hidden", KEY_U32_LIST, OF_MODEL(n_hidden), .least = 1, .most = 16777216, WHEN(IF_MLP),
      .help = "Widths of the hidden layers, at most 64; [] for none."},

@@ -119,11 +119,11 @@ int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector);
 const char *choice_name(const struct choice *choices, int value);
 const struct absent *absent_find(const char *path, const char *value);
 
-/* "only with model.type gpt or mlp" for a condition; "" when there is none. */
 struct phrase {
     char text[256];
 };
-struct phrase condition_phrase(const struct condition *condition);
+/* "gpt, mlp": the choices that fulfil it. */
+struct phrase condition_values(const struct condition *condition);
 
 /* Edit distance with transpositions, of words shortened to 63 characters. */
 unsigned edit_distance(const char *a, const char *b);

@@ -83,7 +83,7 @@ static void print_conditions(const struct key *key, FILE *to)
     const char *separator = "";
     for (const struct condition *condition = key->when; condition < key->when + 3; condition++) {
         if (condition->by == BY_NOTHING) break;
-        fprintf(to, "%s%s", separator, condition_phrase(condition).text);
+        fprintf(to, "%s%s %s", separator, key_of_selector(condition->by)->path, condition_values(condition).text);
         separator = "; ";
     }
 }
@@ -110,8 +110,12 @@ void job_print_reference(FILE *to)
             continue;
         }
         fprintf(to, "\n## %s\n\n%s", key->path, key->help);
-        if (key->when[0].by != BY_NOTHING) fprintf(to, " This section: %s.", condition_phrase(&key->when[0]).text);
-        fputs("\n\n| key | type | default | legal values | applies | meaning |\n|---|---|---|---|---|---|\n", to);
+        if (key->when[0].by != BY_NOTHING) {
+            fputs(" Only with ", to);
+            print_conditions(key, to);
+            fputc('.', to);
+        }
+        fputs("\n\n| key | type | default | legal values | only with | meaning |\n|---|---|---|---|---|---|\n", to);
     }
     fputs("\n## Not in this version\n\n", to);
     for (size_t i = 0; i < absent_count; i++) {

@@ -2,6 +2,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,12 +131,15 @@ static int learning_rates(struct loading *loading)
     bool linear = batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_LINEAR;
     double factor = linear ? (double)batch->global / (double)batch->base_sequences : 1.0;
     optimizer->lr = optimizer->lr_written * factor;
+    if (!isfinite(optimizer->lr))
+        return fail(loading, "optimizer.lr", "%s times %s is too large", decimal_of(optimizer->lr_written).text,
+                    decimal_of(factor).text);
     for (size_t i = 0; i < optimizer->n_groups; i++) {
         Gacc__V1__ParameterGroup *group = optimizer->groups[i];
         group->lr = group->lr_written * factor;
         if (optimizer->lr == 0 && group->lr != 0)
             return fail(loading, "optimizer.lr",
-                        "0 while a group has %s: groups follow the schedule by their ratio to it",
+                        "is 0 while a group has %s: groups follow the schedule by their ratio to it",
                         decimal_of(group->lr).text);
     }
     return 0;

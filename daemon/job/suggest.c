@@ -35,8 +35,7 @@ unsigned edit_distance(const char *a, const char *b)
 
 bool is_slip(const char *wrong, const char *right)
 {
-    size_t length = strlen(right);
-    return edit_distance(wrong, right) <= (length < 4 ? 1 : 1 + length / 4);
+    return edit_distance(wrong, right) <= 1 + strlen(right) / 5;
 }
 
 __attribute__((format(printf, 2, 3))) static void add(struct phrase *phrase, const char *format, ...)
@@ -108,15 +107,12 @@ struct phrase choice_suggestion(const struct choice *choices, const char *wrong)
     return phrase;
 }
 
-struct phrase condition_phrase(const struct condition *condition)
+struct phrase condition_values(const struct condition *condition)
 {
     struct phrase phrase = {""};
-    if (condition->by == BY_NOTHING) return phrase;
-    const struct key *selector = key_of_selector(condition->by);
-    const char *separator = " ";
-    add(&phrase, "only with %s", selector->path);
-    for (const struct choice *choice = selector->choices; choice->name; choice++) {
-        if (!(condition->values & 1u << choice->value)) continue;
+    const char *separator = "";
+    for (const struct choice *choice = key_of_selector(condition->by)->choices; choice->name; choice++) {
+        if (!(condition->values & 1U << choice->value)) continue;
         add(&phrase, "%s%s", separator, choice->name);
         separator = ", ";
     }

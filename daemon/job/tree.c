@@ -12,6 +12,7 @@ struct reader {
     const char *text;
     size_t length;
     struct error *error;
+    char path[256]; /* of the key that is being read; cut when it is longer */
 };
 
 static int fail_at(const struct source *source, unsigned line, unsigned column, const char *path, struct error *error,
@@ -49,8 +50,8 @@ __attribute__((format(printf, 3, 4))) static int mark_fail(struct reader *reader
 {
     va_list arguments;
     va_start(arguments, format);
-    int status = fail_at(reader->source, (unsigned)mark.line + 1, (unsigned)mark.column + 1, NULL, reader->error,
-                         format, arguments);
+    int status = fail_at(reader->source, (unsigned)mark.line + 1, (unsigned)mark.column + 1,
+                         *reader->path ? reader->path : NULL, reader->error, format, arguments);
     va_end(arguments);
     return status;
 }
@@ -71,6 +72,7 @@ static int syntax_fail(struct reader *reader)
 {
     const yaml_parser_t *yaml = &reader->yaml;
     if (yaml->error == YAML_MEMORY_ERROR) return error_set(reader->error, STATUS_INTERNAL, "out of memory");
+    reader->path[0] = '\0'; /* where libyaml gave up need not be where the fault is */
     if (indented_by_tab(reader, yaml->problem_mark.line))
         return mark_fail(reader, yaml->problem_mark, "a tab; YAML indents with spaces");
     const char *problem = yaml->problem ? yaml->problem : "cannot be read";
@@ -154,6 +156,14 @@ static int build_list(struct reader *reader, struct node *list, int depth)
     }
 }
 
+/* Puts a key behind the path, and says where to cut it off again. */
+static size_t enter(struct reader *reader, const char *key)
+{
+    size_t length = strlen(reader->path);
+    snprintf(reader->path + length, sizeof reader->path - length, "%s%s", length ? "." : "", key);
+    return length;
+}
+
 static int check_key(struct reader *reader, const struct node *mapping, const yaml_event_t *event)
 {
     int status = refuse_decoration(reader, event);
@@ -162,10 +172,11 @@ static int check_key(struct reader *reader, const struct node *mapping, const ya
         return mark_fail(reader, event->start_mark, "a key must be a word, not a list or a mapping");
     const char *key = (const char *)event->data.scalar.value;
     size_t count = 0;
-    for (const struct node *child = mapping->children; child; child = child->next, count++)
-        if (strcmp(child->key, key) == 0)
-            return mark_fail(reader, event->start_mark, "%s: given twice; the first is at line %u", key,
-                             child->key_line);
+    for (const struct node *child = mapping->children; child; child = child->next, count++) {
+        if (strcmp(child->key, key) != 0) continue;
+        enter(reader, key);
+        return mark_fail(reader, event->start_mark, "is given twice, first in line %u", child->key_line);
+    }
     if (count >= TREE_KEYS_LIMIT)
         return mark_fail(reader, event->start_mark, "a mapping of more than %d keys", TREE_KEYS_LIMIT);
     return 0;
@@ -179,11 +190,13 @@ static int build_entry(struct reader *reader, struct node *mapping, const yaml_e
     if (status) return status;
     yaml_event_t event;
     struct node *child = NULL;
+    size_t outside = enter(reader, key);
     status = next_event(reader, &event);
     if (!status) {
         status = build(reader, &event, depth + 1, &child);
         yaml_event_delete(&event);
     }
+    reader->path[outside] = '\0';
     if (status) {
         free(key);
         return status;
@@ -259,6 +272,7 @@ int tree_parse(struct node **out, const char *text, size_t length, const struct 
     *out = NULL;
     if (length >= 3 && memcmp(text, mark, 3) == 0) text += 3, length -= 3;
     struct reader reader = {.source = source, .text = text, .length = length, .error = error};
+    if (source->set) enter(&reader, source->set);
     if (!yaml_parser_initialize(&reader.yaml)) return error_set(error, STATUS_INTERNAL, "out of memory");
     yaml_parser_set_encoding(&reader.yaml, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&reader.yaml, (const unsigned char *)text, length);
@@ -387,7 +401,10 @@ int tree_put(struct node *root, const char *path, size_t whole, struct node *val
         }
         struct node *child = tree_child(parent, at, length);
         if (!child) {
-            child = node_new(NODE_MAPPING, (yaml_mark_t){0}, value->source);
+            size_t index;
+            const char *below = at + length + 1;
+            bool is_list = is_index(below, strcspn(below, "."), &index);
+            child = node_new(is_list ? NODE_LIST : NODE_MAPPING, (yaml_mark_t){0}, value->source);
             status = child ? put_child(parent, at, length, child, error)
                            : error_set(error, STATUS_INTERNAL, "out of memory");
             if (status) tree_free(child);

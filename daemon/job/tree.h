@@ -43,8 +43,8 @@ struct node *tree_child(const struct node *parent, const char *key, size_t lengt
 struct node *tree_find(struct node *root, const char *path);
 /* Takes and frees the node at the path, if there is one. */
 void tree_remove(struct node *root, const char *path);
-/* Puts `value` (owned by the tree afterwards, freed on failure) at the path, making the mappings on the way; a list
- * takes the numbers of its elements and the one after the last. From path + whole on, the rest is one key, dots
+/* Puts `value` (owned by the tree afterwards, freed on failure) at the path, making the mappings and lists on the way;
+ * a list takes the numbers of its elements and the one after the last. From path + whole on, the rest is one key, dots
  * included. */
 int tree_put(struct node *root, const char *path, size_t whole, struct node *value, struct error *error);
 

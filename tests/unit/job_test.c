@@ -1,0 +1,883 @@
+/* The job file: what is read, what is refused in which words, what --set does. The table of keys itself:
+ * job_keys_test.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "daemon/job/check.h"
+#include "scratch.h"
+
+static const char gpt[] = "job:\n"             /* 1 */
+                          "  steps: 100\n"     /* 2 */
+                          "model:\n"           /* 3 */
+                          "  type: gpt\n"      /* 4 */
+                          "  layers: 2\n"      /* 5 */
+                          "  heads: 4\n"       /* 6 */
+                          "  width: 32\n"      /* 7 */
+                          "  context: 8\n"     /* 8 */
+                          "data:\n"            /* 9 */
+                          "  format: bytes\n"  /* 10 */
+                          "  train: ${TEXT}\n" /* 11 */
+                          "batch:\n"           /* 12 */
+                          "  global: 12\n"     /* 13 */
+                          "  micro: 3\n"       /* 14 */
+                          "optimizer:\n"       /* 15 */
+                          "  lr: 3e-4\n";      /* 16 */
+
+static const char tape[] = "job: {steps: 1}\n"
+                           "model: {type: tape, size: 2}\n"
+                           "data: {format: csv, train: \"${TEXT}\"}\n"
+                           "batch: {global: 4, micro: 4}\n"
+                           "optimizer: {type: sgd, lr: 1}\n";
+
+static char *text_path, *other_path;
+static char notices[4096];
+
+static int parse(Gacc__V1__JobSpec **job, const char *text, const struct job_overrides *overrides, struct error *error)
+{
+    FILE *stream = fmemopen(notices, sizeof notices, "w");
+    if (!stream) abort();
+    notices[0] = '\0';
+    int status = job_parse(job, text, strlen(text), "dir/job.yaml", overrides, stream, error);
+    fclose(stream);
+    return status;
+}
+
+static void release(Gacc__V1__JobSpec *job)
+{
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+}
+
+static Gacc__V1__JobSpec *accepted_with(const char *text, const struct job_overrides *overrides)
+{
+    Gacc__V1__JobSpec *job;
+    struct error error = {0};
+    if (parse(&job, text, overrides, &error) != 0) fail_msg("%s", error.text);
+    return job;
+}
+
+static Gacc__V1__JobSpec *accepted(const char *text)
+{
+    return accepted_with(text, NULL);
+}
+
+#define SETS(...)                                                                \
+    &(struct job_overrides)                                                      \
+    {                                                                            \
+        .sets = (const char *const[]){__VA_ARGS__},                              \
+        .set_count = sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *) \
+    }
+
+static void refused(const char *text, const struct job_overrides *overrides, enum status status, const char *message)
+{
+    Gacc__V1__JobSpec *job;
+    struct error error = {0};
+    assert_int_equal(parse(&job, text, overrides, &error), -(int)status);
+    assert_string_equal(error.text, message);
+    assert_int_equal(error.status, status);
+    assert_null(job);
+}
+
+/* The text with its first `from` replaced; good until the next call. */
+static const char *with(const char *text, const char *from, const char *to)
+{
+    static char edited[4096];
+    const char *at = strstr(text, from);
+    if (!at) fail_msg("the job has no \"%s\"", from);
+    snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    return edited;
+}
+
+struct edit {
+    const char *from, *to, *message;
+};
+
+static void refused_edits(const char *base, const struct edit *edits, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        refused(with(base, edits[i].from, edits[i].to), NULL, STATUS_JOB, edits[i].message);
+}
+
+#define REFUSED_EDITS(base, edits) refused_edits(base, edits, sizeof(edits) / sizeof *(edits))
+
+static void a_batch_that_is_no_count_is_refused(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"micro: 3", "micro: 0", "dir/job.yaml:14:10: batch.micro: 0 is too small: must be at least 1"},
+        {"micro: 3", "micro: -1", "dir/job.yaml:14:10: batch.micro: -1 is too small: must be at least 1"},
+        {"micro: 3", "micro: 2.5", "dir/job.yaml:14:10: batch.micro: 2.5 is not a whole number"},
+        {"micro: 3", "micro: \"4\"", "dir/job.yaml:14:10: batch.micro: \"4\" in quotes is a text: write 4"},
+        {"micro: 3", "micro: 2147483648",
+         "dir/job.yaml:14:10: batch.micro: 2147483648 is too large: must be at most 2147483647"},
+        {"micro: 3", "micro: 99999999999999999999",
+         "dir/job.yaml:14:10: batch.micro: 99999999999999999999 is too large: must be at most 2147483647"},
+        {"micro: 3", "micro: 2^31", "dir/job.yaml:14:10: batch.micro: 2^31 is not a whole number"},
+        {"micro: 3", "micro: 4.0", "dir/job.yaml:14:10: batch.micro: 4.0 is not a whole number in digits: write 4"},
+        {"micro: 3", "micro: 1e1", "dir/job.yaml:14:10: batch.micro: 1e1 is not a whole number in digits: write 10"},
+        {"micro: 3", "micro: 010", "dir/job.yaml:14:10: batch.micro: 010 has leading zeros: write 10"},
+        {"micro: 3", "micro: 0x10", "dir/job.yaml:14:10: batch.micro: 0x10 is not decimal: write 16"},
+        {"micro: 3", "micro: 1_000", "dir/job.yaml:14:10: batch.micro: 1_000 is not a number: write 1000"},
+        {"micro: 3", "micro: true", "dir/job.yaml:14:10: batch.micro: true is not a whole number"},
+        {"micro: 3", "micro:", "dir/job.yaml:14:9: batch.micro: is empty where a whole number is wanted"},
+        {"micro: 3", "micro: [3]", "dir/job.yaml:14:10: batch.micro: is a list where a whole number is wanted"},
+        {"micro: 3", "micro: {a: 3}", "dir/job.yaml:14:10: batch.micro: is a mapping where a whole number is wanted"},
+        {"  micro: 3\n", "", "dir/job.yaml:13:3: batch.micro: is missing"},
+        {"global: 12", "global: 2", "dir/job.yaml:14:10: batch.micro: 3 is larger than batch.global 2"},
+        {"global: 12", "accumulate: 8",
+         "dir/job.yaml:13:3: batch.accumulate: not a key: K follows from batch.global, batch.micro and the ranks"},
+        {"  global: 12\n", "", "dir/job.yaml:13:3: batch.global: is missing, and so is batch.tokens"},
+        {"global: 12", "tokens: 12", "dir/job.yaml:13:11: batch.tokens: 12 is not a multiple of model.context 8"},
+        {"global: 12", "global: 12\n  tokens: 96",
+         "dir/job.yaml:14:11: batch.tokens: is given as well as batch.global"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
+static void numbers_are_numbers_in_any_usual_notation(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double value;
+    } written[] = {{"lr: 3e-4", 3e-4}, {"lr: 3E-4", 3e-4}, {"lr: 1", 1.0},         {"lr: .5", .5},     {"lr: 1.", 1},
+                   {"lr: +2", 2},      {"lr: 0", 0},       {"lr: 1e-310", 1e-310}, {"lr: 1.5e+2", 150}};
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        Gacc__V1__JobSpec *job = accepted(with(gpt, "lr: 3e-4", written[i].text));
+        assert_true(job->optimizer->lr == written[i].value);
+        release(job);
+    }
+}
+
+static void numbers_that_are_texts_are_refused(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"3e-4", "\"3e-4\"", "dir/job.yaml:16:7: optimizer.lr: \"3e-4\" in quotes is a text: write 3e-4"},
+        {"3e-4", "'1'", "dir/job.yaml:16:7: optimizer.lr: \"1\" in quotes is a text: write 1"},
+        {"3e-4", "|\n   3", "dir/job.yaml:16:7: optimizer.lr: \"3?\" is a text where a number is wanted"},
+        {"3e-4", "\"fast\"", "dir/job.yaml:16:7: optimizer.lr: \"fast\" is a text where a number is wanted"},
+        {"3e-4", "1.5x", "dir/job.yaml:16:7: optimizer.lr: 1.5x is not a number"},
+        {"3e-4", "banana", "dir/job.yaml:16:7: optimizer.lr: banana is not a number"},
+        {"3e-4", "yes", "dir/job.yaml:16:7: optimizer.lr: yes is not a number"},
+        {"3e-4", "3e", "dir/job.yaml:16:7: optimizer.lr: 3e is not a number"},
+        {"3e-4", "1 2", "dir/job.yaml:16:7: optimizer.lr: 1 2 is not a number"},
+        {"3e-4", ".inf", "dir/job.yaml:16:7: optimizer.lr: .inf is not a finite number"},
+        {"3e-4", "-.INF", "dir/job.yaml:16:7: optimizer.lr: -.INF is not a finite number"},
+        {"3e-4", ".nan", "dir/job.yaml:16:7: optimizer.lr: .nan is not a finite number"},
+        {"3e-4", "nan", "dir/job.yaml:16:7: optimizer.lr: nan is not a finite number"},
+        {"3e-4", "1e999", "dir/job.yaml:16:7: optimizer.lr: 1e999 is too large for a double"},
+        {"3e-4", "1e-999", "dir/job.yaml:16:7: optimizer.lr: 1e-999 is too small for a double"},
+        {"3e-4", "-007.5", "dir/job.yaml:16:7: optimizer.lr: -007.5 has leading zeros: write -7.5"},
+        {"3e-4", "1_000.5", "dir/job.yaml:16:7: optimizer.lr: 1_000.5 is not a number: write 1000.5"},
+        {"3e-4", "null", "dir/job.yaml:16:7: optimizer.lr: is empty where a number is wanted"},
+        {"3e-4", "-1", "dir/job.yaml:16:7: optimizer.lr: -1 is too small: must be at least 0"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
+static void booleans_and_texts_are_what_they_look_like(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"width: 32", "width: 32\n  bias: yes", "dir/job.yaml:8:9: model.bias: yes is not true or false"},
+        {"width: 32", "width: 32\n  bias: on", "dir/job.yaml:8:9: model.bias: on is not true or false"},
+        {"width: 32", "width: 32\n  bias: 1", "dir/job.yaml:8:9: model.bias: 1 is not true or false"},
+        {"width: 32", "width: 32\n  bias: \"true\"",
+         "dir/job.yaml:8:9: model.bias: \"true\" in quotes is a text: write true"},
+        {"width: 32", "width: 32\n  bias:", "dir/job.yaml:8:8: model.bias: is empty where true or false is wanted"},
+        {"steps: 100", "steps: 100\n  name: 2024",
+         "dir/job.yaml:3:9: job.name: 2024 is a number where a text is wanted: write \"2024\""},
+        {"steps: 100", "steps: 100\n  name: 0x1f",
+         "dir/job.yaml:3:9: job.name: 0x1f is a number where a text is wanted: write \"0x1f\""},
+        {"steps: 100", "steps: 100\n  name: true",
+         "dir/job.yaml:3:9: job.name: true is a boolean where a text is wanted: write \"true\""},
+        {"steps: 100", "steps: 100\n  name: ~", "dir/job.yaml:3:9: job.name: is empty where a text is wanted"},
+        {"steps: 100", "steps: 100\n  name: \"\"", "dir/job.yaml:3:9: job.name: is an empty text"},
+        {"steps: 100", "steps: 100\n  name: \"a\\nb\"",
+         "dir/job.yaml:3:9: job.name: holds a line break or another control character"},
+        {"steps: 100", "steps: 100\n  name: a/b",
+         "dir/job.yaml:3:9: job.name: a/b: must be printable, without /, and of 1 to 200 bytes"},
+    };
+    REFUSED_EDITS(gpt, edits);
+    Gacc__V1__JobSpec *job = accepted(with(gpt, "steps: 100", "steps: 100\n  name: \"2024\""));
+    assert_string_equal(job->job->name, "2024");
+    release(job);
+}
+
+static void a_slip_of_the_pen_is_named_and_mended(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"job:", "jib:", "dir/job.yaml:1:1: jib: unknown key; did you mean job?"},
+        {"layers", "layer", "dir/job.yaml:5:3: model.layer: unknown key; did you mean layers?"},
+        {"optimizer:\n", "optimizer:\n  clip_nrom: 1\n",
+         "dir/job.yaml:16:3: optimizer.clip_nrom: unknown key; did you mean clip_norm?"},
+        {"micro: 3", "micro: 3\n  lr: 1", "dir/job.yaml:15:3: batch.lr: unknown key; did you mean optimizer.lr?"},
+        {"job:", "grad_acum: 8\njob:",
+         "dir/job.yaml:1:1: grad_acum: unknown key; there are job, model, data, batch, precision, optimizer, schedule, "
+         "evaluation, control"},
+        {"job:", "job.steps: 3\njob:",
+         "dir/job.yaml:1:1: job.steps: unknown key; sections are nested, not written with dots"},
+        {"gpt", "gtp", "dir/job.yaml:4:9: model.type: gtp is not one of gpt, mlp, linear, tape; did you mean gpt?"},
+        {"job:", "precision: {compute: \"bf-16\"}\njob:",
+         "dir/job.yaml:1:22: precision.compute: bf-16 is not one of fp32, bf16, fp16, fp64; did you mean bf16?"},
+        {"job:", "precision: {compute: half}\njob:",
+         "dir/job.yaml:1:22: precision.compute: half is not one of fp32, bf16, fp16, fp64"},
+        {"job:", "precision: {compute: 16}\njob:",
+         "dir/job.yaml:1:22: precision.compute: 16 is not one of fp32, bf16, fp16, fp64"},
+        {"type: gpt", "type: gpt\n  activation: tanh",
+         "dir/job.yaml:5:15: model.activation: tanh is not one of gelu, gelu_tanh"},
+        {"type: gpt", "type: [gpt]",
+         "dir/job.yaml:4:9: model.type: is a list; it is not one of gpt, mlp, linear, tape"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
+static void what_this_version_lacks_is_called_by_its_name(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
+        {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
+        {"job:", "recompute: block\njob:", "dir/job.yaml:1:1: recompute: not offered by this version"},
+        {"job:", "checkpoint: {every: 10}\njob:", "dir/job.yaml:1:1: checkpoint: not offered by this version"},
+        {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
+        {"job:", "control: {tls: {key: x}}\njob:", "dir/job.yaml:1:11: control.tls: not offered by this version"},
+        {"micro: 3", "micro: 3\n  ramp: {from: 1}", "dir/job.yaml:15:3: batch.ramp: not offered by this version"},
+        {"lr: 3e-4", "lr: 3e-4\n  groups: [{match: a, frozen: true}]",
+         "dir/job.yaml:17:23: optimizer.groups.0.frozen: not offered by this version"},
+        {"  lr: 3e-4", "- {lr: 3e-4}",
+         "dir/job.yaml:16:1: optimizer: several optimizers are not offered by this version"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
+static void a_key_that_does_not_apply_is_refused_with_the_reason(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"size: 2", "size: 2, heads: 4",
+         "dir/job.yaml:2:30: model.heads: does not apply with model.type tape, only with gpt"},
+        {"size: 2", "size: 2, bias: true",
+         "dir/job.yaml:2:30: model.bias: does not apply with model.type tape, only with gpt, mlp, linear"},
+        {"size: 2", "size: 2, loss: mse",
+         "dir/job.yaml:2:30: model.loss: does not apply with model.type tape, only with mlp, linear"},
+        {"lr: 1", "lr: 1, eps: 1e-8",
+         "dir/job.yaml:5:31: optimizer.eps: does not apply with optimizer.type sgd, only with adamw"},
+        {"lr: 1", "lr: 1, betas: [0, 0]",
+         "dir/job.yaml:5:31: optimizer.betas: does not apply with optimizer.type sgd, only with adamw"},
+        {"type: sgd", "momentum: 0.9",
+         "dir/job.yaml:5:13: optimizer.momentum: does not apply with optimizer.type adamw, only with sgd"},
+        {"micro: 4", "micro: 4, base: 2",
+         "dir/job.yaml:4:30: batch.base: does not apply with batch.lr_scaling none, only with linear"},
+        {"micro: 4", "micro: 4, lr_scaling: linear",
+         "dir/job.yaml:4:8: batch.base: is missing; batch.lr_scaling linear needs it"},
+        {"global: 4", "tokens: 4",
+         "dir/job.yaml:4:9: batch.tokens: does not apply with model.type tape, only with gpt"},
+        {"job:", "schedule: {minimum: 1}\njob:",
+         "dir/job.yaml:1:12: schedule.minimum: does not apply with schedule.type constant, only with linear, cosine, "
+         "wsd"},
+        {"job:", "schedule: {type: cosine, decay: 1}\njob:",
+         "dir/job.yaml:1:26: schedule.decay: does not apply with schedule.type cosine, only with wsd"},
+        {"job:", "precision: {compute: bf16, loss_scale: {initial: 8}}\njob:",
+         "dir/job.yaml:1:28: precision.loss_scale: does not apply with precision.compute bf16, only with fp16"},
+        {"job:", "precision: {compute: fp16, loss_scale: {hysteresis: 2}}\njob:",
+         "dir/job.yaml:1:41: precision.loss_scale.hysteresis: does not apply with precision.loss_scale.profile torch, "
+         "only with megatron, deepspeed"},
+        {"job:", "precision: {compute: fp16, loss_scale: {mode: static, interval: 2}}\njob:",
+         "dir/job.yaml:1:55: precision.loss_scale.interval: does not apply with precision.loss_scale.mode static, only "
+         "with dynamic"},
+        {"format: csv", "format: u16", "dir/job.yaml:3:16: data.format: u16 holds tokens, model.type tape reads csv"},
+        {", size: 2", "", "dir/job.yaml:2:8: model.size: is missing; model.type tape needs it"},
+    };
+    REFUSED_EDITS(tape, edits);
+    refused(with(gpt, "bytes", "csv"), NULL, STATUS_JOB,
+            "dir/job.yaml:10:11: data.format: csv holds rows, model.type gpt reads bytes, u16, u32 or llmc");
+}
+
+static void yaml_that_a_job_does_not_need_is_refused(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"lr: 3e-4", "lr: &x 3e-4", "dir/job.yaml:16:7: optimizer.lr: &x is an anchor; anchors are refused"},
+        {"lr: 3e-4", "lr: *x",
+         "dir/job.yaml:16:7: optimizer.lr: *x is an alias; aliases are refused (put a text that begins with * in "
+         "quotes)"},
+        {"lr: 3e-4", "lr: !!float 3",
+         "dir/job.yaml:16:7: optimizer.lr: tag:yaml.org,2002:float is a tag; tags are refused"},
+        {"lr: 3e-4", "lr: 1\n  lr: 2", "dir/job.yaml:17:3: optimizer.lr: is given twice, first in line 16"},
+        {"lr: 3e-4", "lr: 1\n\"job\": {}", "dir/job.yaml:17:1: job: is given twice, first in line 1"},
+        {"lr: 3e-4", "lr: 1\n---\njob: {}", "dir/job.yaml:17:1: a second document; a job is one"},
+        {"lr: 3e-4", "? [lr]\n  : 1", "dir/job.yaml:16:5: optimizer: a key must be a word, not a list or a mapping"},
+        {"lr: 3e-4", "<<: {lr: 1}",
+         "dir/job.yaml:16:3: optimizer.<<: unknown key; there are type, lr, betas, eps, momentum, weight_decay, "
+         "clip_norm, groups"},
+        {"  lr: 3e-4", "\tlr: 3e-4", "dir/job.yaml:16:1: a tab; YAML indents with spaces"},
+        {"lr: 3e-4", "lr: [3e-4",
+         "dir/job.yaml:17:1: not YAML: did not find expected ',' or ']' while parsing a flow sequence"},
+        {"lr: 3e-4", "lr: \xff", "dir/job.yaml:16:7: byte 0xff: the file is not UTF-8"},
+        {"lr: 3e-4", "lr: é\xc3(", "dir/job.yaml:16:8: byte 0xc3: the file is not UTF-8"},
+        {"lr: 3e-4", "lr: \"a\\0b\"", "dir/job.yaml:16:7: optimizer.lr: holds a NUL character"},
+        {"  lr: 3e-4", "", "dir/job.yaml:15:11: optimizer: must be a mapping of keys, not nothing"},
+        {"  lr: 3e-4", "  3", "dir/job.yaml:16:3: optimizer: must be a mapping of keys, not a single value"},
+        {"lr: 3e-4", "lr: [[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]",
+         "dir/job.yaml:16:22: optimizer.lr: nested deeper than 16 levels"},
+        {"job:", "%YAML 2.0\n---\njob:", "dir/job.yaml:1:1: not YAML: found incompatible YAML document"},
+    };
+    REFUSED_EDITS(gpt, edits);
+    refused("", NULL, STATUS_JOB, "dir/job.yaml:1:1: is empty: there is no job in it");
+    refused("# nothing\n---\n...\n", NULL, STATUS_JOB, "dir/job.yaml:1:1: is empty: there is no job in it");
+    refused("job\n", NULL, STATUS_JOB, "dir/job.yaml:1:1: a job is a mapping of sections, this is a word");
+    refused("- job\n", NULL, STATUS_JOB, "dir/job.yaml:1:1: a job is a mapping of sections, this is a list");
+}
+
+static void byte_order_mark_carriage_returns_and_directives_are_harmless(void **state)
+{
+    (void)state;
+    char text[2048] = "\xef\xbb\xbf%YAML 1.2\r\n---\r\n";
+    size_t length = strlen(text);
+    for (const char *at = gpt; *at; at++) {
+        if (*at == '\n') text[length++] = '\r';
+        text[length++] = *at;
+    }
+    text[length] = '\0';
+    release(accepted(text));
+    refused(with(text, "3e-4", "x"), NULL, STATUS_JOB, "dir/job.yaml:18:7: optimizer.lr: x is not a number");
+}
+
+static void a_job_has_one_length(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"steps: 100", "seed: 1", "dir/job.yaml:2:3: job: one of steps, tokens and epochs is missing"},
+        {"steps: 100", "steps: 1\n  epochs: 2",
+         "dir/job.yaml:3:11: job.epochs: is given as well as job.steps; a job has one of steps, tokens and epochs"},
+        {"steps: 100", "steps: 0", "dir/job.yaml:2:10: job.steps: 0 is too small: must be at least 1"},
+    };
+    REFUSED_EDITS(gpt, edits);
+    Gacc__V1__JobSpec *job = accepted(with(gpt, "steps: 100", "tokens: 1000"));
+    assert_int_equal(job_tokens_per_step(job), 96);
+    assert_int_equal(job_steps(job), 11); /* 10.4 */
+    assert_int_equal(job->job->steps, 0);
+    release(job);
+    job = accepted(with(gpt, "steps: 100", "epochs: 3"));
+    assert_int_equal(job_steps(job), 0);
+    release(job);
+}
+
+static void tokens_may_state_the_global_batch(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted(with(gpt, "global: 12", "tokens: 768"));
+    assert_int_equal(job->batch->global, 96);
+    release(job);
+}
+
+static void defaults_are_those_of_the_manual(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted(gpt);
+    assert_string_equal(job->job->name, "job");
+    assert_string_equal(job->job->output, "runs/job");
+    assert_int_equal(job->job->seed, 1337);
+    assert_int_equal(job->model->vocab, 256);
+    assert_true(job->model->bias && job->model->tie && job->model->init_std == 0.02);
+    assert_int_equal(job->model->activation, GACC__V1__ACTIVATION__ACTIVATION_GELU_TANH);
+    assert_int_equal(job->model->pad_vocab, 128);
+    assert_true(job->optimizer->beta1 == 0.9 && job->optimizer->beta2 == 0.999 && job->optimizer->eps == 1e-8);
+    assert_true(job->optimizer->clip_norm == 0 && job->optimizer->weight_decay == 0);
+    assert_int_equal(job->precision->nonfinite_stop_after, 3);
+    assert_null(job->precision->loss_scale);
+    assert_true(job->control->timeout_seconds == 60);
+    assert_int_equal(job->digest.len, 32);
+    release(job);
+}
+
+/* loss_scale_profiles.md */
+static void a_profile_sets_the_loss_scale(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        double initial, minimum, maximum;
+        uint32_t interval, hysteresis;
+    } profiles[] = {{"torch", 65536, 0, 0, 2000, 1},
+                    {"apex", 65536, 0, 16777216, 2000, 1},
+                    {"megatron", 4294967296, 1, 0, 1000, 2},
+                    {"deepspeed", 65536, 1, 0, 1000, 2},
+                    {"deepspeed-fused", 65536, 1, 0, 1000, 1}};
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
+        char set[64];
+        snprintf(set, sizeof set, "precision.loss_scale.profile=%s", profiles[i].profile);
+        Gacc__V1__JobSpec *job = accepted_with(tape, SETS("precision.compute=fp16", set));
+        const Gacc__V1__LossScaleSection *scale = job->precision->loss_scale;
+        assert_true(scale->initial == profiles[i].initial && scale->minimum == profiles[i].minimum &&
+                    scale->maximum == profiles[i].maximum);
+        assert_true(scale->growth == 2 && scale->backoff == 0.5);
+        assert_int_equal(scale->interval, profiles[i].interval);
+        assert_int_equal(scale->hysteresis, profiles[i].hysteresis);
+        assert_true(scale->stop_after > 0); /* a permanent overflow never loops in silence */
+        struct loss_scale_rules rules;
+        job_loss_scale_rules(scale, &rules);
+        assert_int_equal(rules.profile, i); /* both enums count in this order */
+        release(job);
+    }
+}
+
+static void loss_scales_that_cannot_work_are_refused(void **state)
+{
+    (void)state;
+#define SCALE(key, value) "precision: {compute: fp16, loss_scale: {" key ": " value "}}\njob:"
+    static const struct edit edits[] = {
+        {"job:", SCALE("initial", "0"),
+         "dir/job.yaml:1:50: precision.loss_scale.initial: 0 is too small: must be at least 5.877471754111438e-39"},
+        {"job:", SCALE("initial", "-1"),
+         "dir/job.yaml:1:50: precision.loss_scale.initial: -1 is too small: must be at least 5.877471754111438e-39"},
+        {"job:", SCALE("initial", "nan"),
+         "dir/job.yaml:1:50: precision.loss_scale.initial: nan is not a finite number"},
+        {"job:", SCALE("initial", ".inf"),
+         "dir/job.yaml:1:50: precision.loss_scale.initial: .inf is not a finite number"},
+        {"job:", SCALE("initial", "auto"), "dir/job.yaml:1:50: precision.loss_scale.initial: auto is not a number"},
+        {"job:", SCALE("initial", "1e39"),
+         "dir/job.yaml:1:50: precision.loss_scale.initial: 1e39 is too large: must be at most 3.4028234663852886e+38"},
+        {"job:", SCALE("growth", "0.5"),
+         "dir/job.yaml:1:49: precision.loss_scale.growth: 0.5 is too small: must be above 1"},
+        {"job:", SCALE("growth", "1"),
+         "dir/job.yaml:1:49: precision.loss_scale.growth: 1 is too small: must be above 1"},
+        {"job:", SCALE("backoff", "2"),
+         "dir/job.yaml:1:50: precision.loss_scale.backoff: 2 is too large: must be below 1"},
+        {"job:", SCALE("backoff", "0"),
+         "dir/job.yaml:1:50: precision.loss_scale.backoff: 0 is too small: must be above 0"},
+        {"job:", SCALE("interval", "0"),
+         "dir/job.yaml:1:51: precision.loss_scale.interval: 0 is too small: must be at least 1"},
+        {"job:", SCALE("minimum", "131072"), "dir/job.yaml:1:40: precision.loss_scale.initial: is below minimum"},
+        {"job:", SCALE("maximum", "1024"), "dir/job.yaml:1:40: precision.loss_scale.initial: is above maximum"},
+    };
+    REFUSED_EDITS(tape, edits);
+}
+
+static void clip_norm_is_null_or_positive(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"lr: 1", "lr: 1, clip_norm: -1",
+         "dir/job.yaml:5:42: optimizer.clip_norm: -1 is too small: must be above 0, or null"},
+        {"lr: 1", "lr: 1, clip_norm: 0",
+         "dir/job.yaml:5:42: optimizer.clip_norm: 0 is too small: must be above 0, or null"},
+        {"lr: 1", "lr: 1, clip_norm: off", "dir/job.yaml:5:42: optimizer.clip_norm: off is not a number"},
+    };
+    REFUSED_EDITS(tape, edits);
+    static const char *const offs[] = {"lr: 1, clip_norm: null", "lr: 1, clip_norm: ~", "lr: 1, clip_norm: "};
+    for (size_t i = 0; i < 3; i++) {
+        Gacc__V1__JobSpec *job = accepted(with(tape, "lr: 1", offs[i]));
+        assert_true(job->optimizer->clip_norm == 0);
+        release(job);
+    }
+}
+
+static void numbers_that_do_not_fit_each_other_are_refused(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"heads: 4", "heads: 5", "dir/job.yaml:6:10: model.heads: 5 does not divide model.width 32"},
+        {"format: bytes", "format: u16", "dir/job.yaml:4:3: model.vocab: is missing; data.format u16 needs it"},
+        {"width: 32\n  context: 8\ndata:\n  format: bytes",
+         "width: 32\n  vocab: 119547\n  context: 8\ndata:\n  format: u16",
+         "dir/job.yaml:8:10: model.vocab: 119547: the type cannot hold the vocabulary: data.format u16 ends at 65535"},
+        {"job:", "schedule: {type: cosine, warmup: 101}\njob:",
+         "dir/job.yaml:1:34: schedule.warmup: 101 is above schedule.total 100 (the job's steps)"},
+        {"job:", "schedule: {type: cosine, total: 50, warmup: 60}\njob:",
+         "dir/job.yaml:1:45: schedule.warmup: 60 is above schedule.total 50"},
+        {"job:", "schedule: {type: wsd, decay: 101}\njob:",
+         "dir/job.yaml:1:30: schedule.decay: 101 is above schedule.total 100 (the job's steps)"},
+        {"job:", "schedule: {type: wsd, decay: 60, warmup: 50}\njob:",
+         "dir/job.yaml:1:30: schedule.decay: 60 and schedule.warmup 50 together are above schedule.total 100 (the "
+         "job's steps)"},
+        {"job:", "schedule: {type: linear, minimum: 1e-3}\njob:",
+         "dir/job.yaml:1:35: schedule.minimum: 0.001 is above optimizer.lr 0.0003"},
+        {"job:", "evaluation: {every: 10}\njob:", "dir/job.yaml:1:21: evaluation.every: needs data.validation"},
+        {"lr: 3e-4", "lr: 0\n  groups: [{match: a, lr: 1}]",
+         "dir/job.yaml:16:7: optimizer.lr: is 0 while a group has 1: groups follow the schedule by their ratio to it"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: \"\"}]",
+         "dir/job.yaml:17:20: optimizer.groups.0.match: is an empty text"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{lr: 1}]", "dir/job.yaml:17:12: optimizer.groups.0.match: is missing"},
+        {"lr: 3e-4", "lr: 1\n  groups: {match: a}",
+         "dir/job.yaml:17:11: optimizer.groups: must be a list of mappings, not a mapping"},
+        {"lr: 3e-4", "lr: 1\n  betas: [0.9]",
+         "dir/job.yaml:17:10: optimizer.betas: must be a list of two numbers, such as [0.9, 0.999]"},
+        {"lr: 3e-4", "lr: 1\n  betas: [0.9, 1]",
+         "dir/job.yaml:17:16: optimizer.betas: 1 is too large: must be below 1"},
+        {"type: gpt", "type: gpt\n  init: {file: \"${TEXT}\", values: {a: [1]}}",
+         "dir/job.yaml:5:35: model.init.values: is given as well as model.init.file"},
+        {"type: gpt", "type: gpt\n  init: {values: {h.0.w: [1, x]}}",
+         "dir/job.yaml:5:30: model.init.values.h.0.w: x is not a number"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
+static void a_vocabulary_of_65536_fits_u16(void **state)
+{
+    (void)state;
+    release(accepted(with(gpt, "width: 32\n  context: 8\ndata:\n  format: bytes",
+                          "width: 32\n  vocab: 65536\n  context: 8\ndata:\n  format: u16")));
+}
+
+static void the_schedule_ends_with_the_job(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted_with(gpt, SETS("schedule.type=cosine", "schedule.warmup=100"));
+    assert_int_equal(job->schedule->total, 100);
+    release(job);
+    job = accepted_with(gpt, SETS("schedule.type=cosine", "schedule.warmup=500", "job.epochs=1"));
+    assert_int_equal(job->schedule->total, 0); /* the data will tell */
+    release(job);
+    job = accepted_with(gpt, SETS("schedule.warmup=500")); /* constant: no total to be above */
+    release(job);
+}
+
+static void linear_scaling_multiplies_once_by_global_over_base(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted_with(
+        gpt, SETS("batch.lr_scaling=linear", "batch.base=4", "optimizer.groups=[{match: a, lr: 1}, {match: b}]"));
+    assert_true(job->optimizer->lr == 3e-4 * 3 && job->optimizer->lr_written == 3e-4);
+    assert_true(job->optimizer->groups[0]->lr == 3 && job->optimizer->groups[1]->lr == 3e-4 * 3);
+    assert_true(job->optimizer->groups[0]->weight_decay < 0);
+    release(job);
+    /* Another b, so another K, is another split of the same batch: the same lr. */
+    job = accepted_with(gpt, SETS("batch.micro=1"));
+    assert_true(job->optimizer->lr == 3e-4);
+    release(job);
+}
+
+static void a_rate_that_looks_multiplied_by_k_is_doubted(void **state)
+{
+    (void)state;
+    /* 4 micro-batches: 0.02 is 0.005·4. */
+    release(accepted_with(gpt, SETS("optimizer.lr=0.02")));
+    assert_string_equal(
+        notices, "gaccd: optimizer.lr 0.02 looks multiplied by the number of micro-batches (4): the gradient is a "
+                 "mean over the global batch, so lr does not depend on K\n");
+    static const char *const plausible[] = {"optimizer.lr=0.01", "optimizer.lr=1"};
+    for (size_t i = 0; i < 2; i++) {
+        release(accepted_with(gpt, SETS(plausible[i])));
+        assert_string_equal(notices, "");
+    }
+    release(accepted_with(gpt, SETS("optimizer.type=sgd", "optimizer.lr=1")));
+    assert_string_equal(notices, "");
+}
+
+static void paths_take_variables_and_globs(void **state)
+{
+    (void)state;
+    setenv("DIR", scratch, 1);
+    Gacc__V1__JobSpec *job = accepted(with(gpt, "${TEXT}", "[\"${DIR}/*.txt\", \"${TEXT}\"]"));
+    assert_int_equal(job->data->n_train, 3);
+    assert_string_equal(job->data->train[0], text_path);
+    assert_string_equal(job->data->train[1], other_path);
+    assert_string_equal(job->data->train[2], text_path);
+    release(job);
+    char message[512];
+    snprintf(message, sizeof message, "dir/job.yaml:11:10: data.train: %s/*.csv matches no file", scratch);
+    refused(with(gpt, "${TEXT}", "${DIR}/*.csv"), NULL, STATUS_MISSING, message);
+    snprintf(message, sizeof message, "dir/job.yaml:11:10: data.train: %s/none: No such file or directory", scratch);
+    refused(with(gpt, "${TEXT}", "${DIR}/none"), NULL, STATUS_MISSING, message);
+    snprintf(message, sizeof message, "dir/job.yaml:11:10: data.train: %s: Is a directory", scratch);
+    refused(with(gpt, "${TEXT}", "${DIR}"), NULL, STATUS_MISSING, message);
+    refused(with(gpt, "${TEXT}", "/dev/null"), NULL, STATUS_MISSING,
+            "dir/job.yaml:11:10: data.train: /dev/null: is not a regular file");
+    unsetenv("NOWHERE");
+    refused(with(gpt, "${TEXT}", "${NOWHERE}/x"), NULL, STATUS_JOB,
+            "dir/job.yaml:11:10: data.train: the environment has no variable NOWHERE");
+    refused(with(gpt, "${TEXT}", "x/${TEXT"), NULL, STATUS_JOB,
+            "dir/job.yaml:11:10: data.train: ${TEXT: ${ wants the name of an environment variable and }");
+    refused(with(gpt, "${TEXT}", "[]"), NULL, STATUS_JOB, "dir/job.yaml:11:10: data.train: is an empty list");
+    refused(gpt, SETS("model.init.file=none.safetensors"), STATUS_MISSING,
+            "--set model.init.file: none.safetensors: No such file or directory");
+}
+
+static void validation_is_a_fraction_or_paths(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted_with(gpt, SETS("data.validation=0.1"));
+    assert_true(job->data->validation_fraction == 0.1 && job->data->n_validation == 0);
+    release(job);
+    job = accepted_with(gpt, SETS("data.validation=\"${TEXT}\""));
+    assert_true(job->data->validation_fraction == 0 && job->data->n_validation == 1);
+    release(job);
+    refused(gpt, SETS("data.validation=1"), STATUS_JOB,
+            "--set data.validation: 1 is too large: must be below 1, or null");
+    refused(gpt, SETS("data.validation=0"), STATUS_JOB,
+            "--set data.validation: 0 is too small: must be above 0, or null");
+}
+
+static void times_have_units(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set;
+        double seconds;
+    } written[] = {{"control.timeout=60", 60},     {"control.timeout=60 s", 60},   {"control.timeout=500 ms", 0.5},
+                   {"control.timeout=2 min", 120}, {"control.timeout=1.5h", 5400}, {"control.timeout=\"7 s\"", 7}};
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        Gacc__V1__JobSpec *job = accepted_with(gpt, SETS(written[i].set));
+        assert_true(job->control->timeout_seconds == written[i].seconds);
+        release(job);
+    }
+    refused(gpt, SETS("control.timeout=60 sec"), STATUS_JOB,
+            "--set control.timeout: 60 sec: no such unit of time; there are ms, s, min and h");
+    refused(gpt, SETS("control.timeout=1 ms"), STATUS_JOB,
+            "--set control.timeout: 1 ms is too small: must be at least 0.1");
+    refused(gpt, SETS("control.timeout=\"60\""), STATUS_JOB,
+            "--set control.timeout: \"60\" in quotes is a text: write 60");
+}
+
+static void endpoints_are_sockets(void **state)
+{
+    (void)state;
+    static const char *const legal[] = {"control.listen=unix:auto",
+                                        "control.listen=unix:/run/x.sock",
+                                        "control.listen=tcp://127.0.0.1:7000",
+                                        "control.listen=tcp://[::1]:0",
+                                        "control.workers=auto",
+                                        "control.workers=tcp://host:65535"};
+    for (size_t i = 0; i < sizeof legal / sizeof *legal; i++) release(accepted_with(gpt, SETS(legal[i])));
+    static const char *const wrong[] = {"auto",         "tcp://host",    "tcp://:1", "tcp://host:65536",
+                                        "tcp://host:x", "http://host:1", "unix:"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char set[64], message[128];
+        snprintf(set, sizeof set, "control.listen=\"%s\"", wrong[i]);
+        snprintf(message, sizeof message, "--set control.listen: %s is not unix:auto, unix:PATH or tcp://HOST:PORT",
+                 wrong[i]);
+        refused(gpt, SETS(set), STATUS_JOB, message);
+    }
+    refused(gpt, SETS("control.workers=unix:/x"), STATUS_JOB,
+            "--set control.workers: unix:/x is not auto or tcp://HOST:PORT");
+}
+
+static void set_beats_the_file(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job =
+        accepted_with(gpt, SETS("optimizer.lr=1", "optimizer.groups.0.match=\"*.bias\"", "optimizer.groups.0.lr=2",
+                                "optimizer.betas=[0.1, 0.2]", "optimizer.betas.1=0.95", "batch.micro=6",
+                                "model.init.values.h.0.w=[1, 2]"));
+    assert_true(job->optimizer->lr == 1 && job->optimizer->beta1 == 0.1 && job->optimizer->beta2 == 0.95);
+    assert_string_equal(job->optimizer->groups[0]->match, "*.bias");
+    assert_true(job->optimizer->groups[0]->lr == 2);
+    assert_int_equal(job->batch->micro, 6);
+    assert_string_equal(job->model->init_values[0]->name, "h.0.w");
+    release(job);
+}
+
+static void set_names_its_path_in_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *message;
+        enum status status;
+    } wrong[] = {
+        {"optimizer.lr", "--set optimizer.lr: wants key.path=value", STATUS_USAGE},
+        {"=3", "--set =3: wants key.path=value", STATUS_USAGE},
+        {"optimizer.lr=\"1\"", "--set optimizer.lr: \"1\" in quotes is a text: write 1", STATUS_JOB},
+        {"optimizer.lr=", "--set optimizer.lr: is empty where a number is wanted", STATUS_JOB},
+        {"optimizer.lr=#1", "--set optimizer.lr: is a comment, not a value", STATUS_JOB},
+        {"optimizer.lr=[1",
+         "--set optimizer.lr: not YAML: did not find expected ',' or ']' while parsing a flow sequence", STATUS_JOB},
+        {"optimizer.lr=&a 1", "--set optimizer.lr: &a is an anchor; anchors are refused", STATUS_JOB},
+        {"optimizer.rl=1", "--set optimizer.rl: unknown key; did you mean lr?", STATUS_JOB},
+        {"optimiser.lr=1", "--set optimiser.lr: optimiser: unknown key; did you mean optimizer?", STATUS_JOB},
+        {"optimizer.lr.x=1", "--set optimizer.lr.x: optimizer.lr holds no keys", STATUS_JOB},
+        {"optimizer..lr=1", "--set optimizer..lr: not a key path", STATUS_JOB},
+        {"optimizer.groups.0.lr=1", "--set optimizer.groups.0.lr: optimizer.groups.0.match: is missing", STATUS_JOB},
+        {"optimizer={lrr: 1}", "--set optimizer: optimizer.lrr: unknown key; did you mean lr?", STATUS_JOB},
+        {"schedule.total=3",
+         "--set schedule.total: does not apply with schedule.type constant, only with linear, cosine, wsd", STATUS_JOB},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        refused(gpt, SETS(wrong[i].set), wrong[i].status, wrong[i].message);
+    refused(with(gpt, "lr: 3e-4", "lr: 1\n  groups: [{match: a}]"), SETS("optimizer.groups.2.lr=1"), STATUS_JOB,
+            "--set optimizer.groups.2.lr: no element 2: the list has 1");
+}
+
+static void another_precision_drops_the_loss_scale_and_says_so(void **state)
+{
+    (void)state;
+    const char *fp16 = with(gpt, "job:", "precision: {compute: fp16, loss_scale: {initial: 8}}\njob:");
+    Gacc__V1__JobSpec *job = accepted_with(fp16, SETS("precision.compute=bf16"));
+    assert_null(job->precision->loss_scale);
+    assert_string_equal(notices, "gaccd: --set precision.compute drops precision.loss_scale of dir/job.yaml\n");
+    release(job);
+    job = accepted_with(fp16, SETS("precision.compute=fp16"));
+    assert_true(job->precision->loss_scale->initial == 8);
+    release(job);
+    refused(fp16, SETS("precision.compute=fp32", "precision.loss_scale.initial=4"), STATUS_JOB,
+            "dir/job.yaml:1:28: precision.loss_scale: does not apply with precision.compute fp32, only with fp16");
+}
+
+static void one_of_several_keys_given_with_set_drops_the_others(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted_with(gpt, SETS("job.epochs=2", "batch.tokens=96"));
+    assert_true(job->job->steps == 0 && job->job->epochs == 2 && job->batch->global == 12);
+    assert_string_equal(notices, "gaccd: --set job.epochs drops job.steps of dir/job.yaml\n"
+                                 "gaccd: --set batch.tokens drops batch.global of dir/job.yaml\n");
+    release(job);
+    refused(gpt, SETS("job.epochs=2", "job.tokens=3"), STATUS_JOB,
+            "--set job.epochs: is given as well as job.tokens; a job has one of steps, tokens and epochs");
+}
+
+static void the_output_option_beats_everything(void **state)
+{
+    (void)state;
+    struct job_overrides overrides = *SETS("job.output=elsewhere");
+    Gacc__V1__JobSpec *job = accepted_with(gpt, &overrides);
+    assert_string_equal(job->job->output, "elsewhere");
+    release(job);
+    overrides.output = "here";
+    job = accepted_with(gpt, &overrides);
+    assert_string_equal(job->job->output, "here");
+    release(job);
+}
+
+static void fewer_micro_batches_than_ranks_are_refused(void **state)
+{
+    (void)state;
+    struct error error;
+    Gacc__V1__JobSpec *job = accepted(tape);
+    assert_int_equal(job_check_ranks(job, 1, &error), 0);
+    assert_int_equal(job_check_ranks(job, 2, &error), -(int)STATUS_JOB);
+    assert_string_equal(error.text, "batch.global 4 and batch.micro 4 make 1 micro-batch, fewer than 2 ranks");
+    release(job);
+    job = accepted_with(tape, SETS("batch.micro=3"));
+    assert_int_equal(job_check_ranks(job, 2, &error), 0);
+    assert_int_equal(job_check_ranks(job, 4, &error), -(int)STATUS_JOB);
+    assert_string_equal(error.text, "batch.global 4 and batch.micro 3 make 2 micro-batches, fewer than 4 ranks");
+    release(job);
+}
+
+static void the_digest_is_that_of_the_work_not_of_the_place(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job = accepted(gpt), *moved = accepted_with(gpt, SETS("job.output=x", "control.timeout=3 s")),
+                      *other = accepted_with(gpt, SETS("optimizer.lr=3.0001e-4"));
+    assert_memory_equal(job->digest.data, moved->digest.data, 32);
+    assert_memory_not_equal(job->digest.data, other->digest.data, 32);
+    release(job);
+    release(moved);
+    release(other);
+}
+
+static void a_file_that_cannot_be_read_has_its_status(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job;
+    struct error error;
+    assert_int_equal(job_load(&job, "no/such.yaml", NULL, NULL, &error), -(int)STATUS_MISSING);
+    assert_string_equal(error.text, "no/such.yaml: No such file or directory");
+    assert_int_equal(job_load(&job, "/tmp", NULL, NULL, &error), -(int)STATUS_JOB);
+    assert_string_equal(error.text, "/tmp: is a directory, not a job file");
+    assert_int_equal(job_load(&job, "/dev/zero", NULL, NULL, &error), -(int)STATUS_JOB);
+    assert_string_equal(error.text, "/dev/zero: is larger than 1048576 bytes");
+}
+
+/* `gaccd check` on a file, its output in `out`. */
+static int check(char *out, size_t size, struct error *error, int argc, const char *const *words)
+{
+    char *argv[8];
+    FILE *stream = fmemopen(out, size, "w");
+    for (int i = 0; i < argc; i++) argv[i] = (char *)(uintptr_t)words[i];
+    int status = job_check_command(argc, argv, stream, NULL, error);
+    fclose(stream);
+    return status;
+}
+
+static void check_shows_the_batch_in_numbers(void **state)
+{
+    (void)state;
+    char out[8192] = "", *path = scratch_file("check.yaml", gpt, strlen(gpt));
+    struct error error;
+    const char *words[] = {"check", path, "-n", "3", "--set", "batch.micro=5"};
+    assert_int_equal(check(out, sizeof out, &error, 4, words), 0);
+    assert_non_null(strstr(out, "#   B 12 sequences are the global batch of one optimizer step: 96 tokens per step\n"
+                                "#   b 3 sequences are a micro-batch\n"
+                                "#   M 4 micro-batches make a step\n"
+                                "#   K 2 micro-batches a step on rank 0\n"
+                                "#   K 1 micro-batches a step on ranks 1 to 2\n"));
+    assert_int_equal(check(out, sizeof out, &error, 6, words), 0);
+    assert_non_null(strstr(out, "#   M 3 micro-batches make a step, the last of 2 sequences\n"
+                                "#   K 1 micro-batches a step on ranks 0 to 2\n"));
+    assert_non_null(strstr(out, "  micro: 5  # sequences (b)\n"));
+    words[3] = "5";
+    assert_int_equal(check(out, sizeof out, &error, 4, words), -(int)STATUS_JOB);
+    char message[256];
+    snprintf(message, sizeof message, "%s: batch.global 12 and batch.micro 3 make 4 micro-batches, fewer than 5 ranks",
+             path);
+    assert_string_equal(error.text, message);
+    words[3] = "many";
+    assert_int_equal(check(out, sizeof out, &error, 4, words), -(int)STATUS_USAGE);
+    assert_string_equal(error.text, "-n many: wants a number of ranks, from 1");
+    assert_int_equal(check(out, sizeof out, &error, 1, words), -(int)STATUS_USAGE);
+    assert_int_equal(check(out, sizeof out, &error, 3, words), -(int)STATUS_USAGE);
+    assert_string_equal(error.text, "check: -n: no such option, or it wants a value");
+    free(path);
+}
+
+static int open_files(void **state)
+{
+    if (scratch_open(state) != 0) return -1;
+    text_path = scratch_file("a.txt", "to be or not to be", 18);
+    other_path = scratch_file("b.txt", "that is the question", 20);
+    return setenv("TEXT", text_path, 1);
+}
+
+static int close_files(void **state)
+{
+    free(text_path);
+    free(other_path);
+    return scratch_close(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_batch_that_is_no_count_is_refused),
+        cmocka_unit_test(numbers_are_numbers_in_any_usual_notation),
+        cmocka_unit_test(numbers_that_are_texts_are_refused),
+        cmocka_unit_test(booleans_and_texts_are_what_they_look_like),
+        cmocka_unit_test(a_slip_of_the_pen_is_named_and_mended),
+        cmocka_unit_test(what_this_version_lacks_is_called_by_its_name),
+        cmocka_unit_test(a_key_that_does_not_apply_is_refused_with_the_reason),
+        cmocka_unit_test(yaml_that_a_job_does_not_need_is_refused),
+        cmocka_unit_test(byte_order_mark_carriage_returns_and_directives_are_harmless),
+        cmocka_unit_test(a_job_has_one_length),
+        cmocka_unit_test(tokens_may_state_the_global_batch),
+        cmocka_unit_test(defaults_are_those_of_the_manual),
+        cmocka_unit_test(a_profile_sets_the_loss_scale),
+        cmocka_unit_test(loss_scales_that_cannot_work_are_refused),
+        cmocka_unit_test(clip_norm_is_null_or_positive),
+        cmocka_unit_test(numbers_that_do_not_fit_each_other_are_refused),
+        cmocka_unit_test(a_vocabulary_of_65536_fits_u16),
+        cmocka_unit_test(the_schedule_ends_with_the_job),
+        cmocka_unit_test(linear_scaling_multiplies_once_by_global_over_base),
+        cmocka_unit_test(a_rate_that_looks_multiplied_by_k_is_doubted),
+        cmocka_unit_test(paths_take_variables_and_globs),
+        cmocka_unit_test(validation_is_a_fraction_or_paths),
+        cmocka_unit_test(times_have_units),
+        cmocka_unit_test(endpoints_are_sockets),
+        cmocka_unit_test(set_beats_the_file),
+        cmocka_unit_test(set_names_its_path_in_errors),
+        cmocka_unit_test(another_precision_drops_the_loss_scale_and_says_so),
+        cmocka_unit_test(one_of_several_keys_given_with_set_drops_the_others),
+        cmocka_unit_test(the_output_option_beats_everything),
+        cmocka_unit_test(fewer_micro_batches_than_ranks_are_refused),
+        cmocka_unit_test(the_digest_is_that_of_the_work_not_of_the_place),
+        cmocka_unit_test(a_file_that_cannot_be_read_has_its_status),
+        cmocka_unit_test(check_shows_the_batch_in_numbers),
+    };
+    return cmocka_run_group_tests(tests, open_files, close_files);
+}
