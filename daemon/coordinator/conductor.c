@@ -195,7 +195,7 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
 
 static bool impossible(double weight, uint32_t micro_batches, uint32_t most)
 {
-    return !(weight >= 0) || !isfinite(weight) || micro_batches > most || (weight > 0) != (micro_batches > 0);
+    return weight < 0 || !isfinite(weight) || micro_batches > most || (weight > 0) != (micro_batches > 0);
 }
 
 static int check_report(struct conductor *c, uint32_t rank, const Gacc__V1__Report *report, struct error *error)

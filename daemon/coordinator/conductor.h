@@ -10,11 +10,14 @@
  * Functions that take a message return
  *     0   taken; others are still awaited
  *     1   taken, and it was the last one awaited: the answer to all ranks is due (welcome, decide, farewell), or
- * records are ready <0  the negated status, with the text in *error: the job has failed. A negative answer of
- * conductor_hello means that the job cannot start: every rank that has said hello, and each one that says it later,
- * gets conductor_farewell. A negative answer of the others means that a worker broke the protocol (a message repeated,
- * out of order or impossible): nothing it says is trusted, and every rank gets conductor_farewell unsolicited. A local
- * error that a worker reports in order is no negative answer: it comes out as a decision FAIL, or in the farewell.
+ * records are ready <0  the negated status, with the text in *error: the job has failed and cannot go on in order. A
+ * negative answer of conductor_hello means that the job cannot start: every rank that has said hello, and each one that
+ * says it later (and gets a negative answer, too), gets conductor_farewell. A negative answer of the others means that
+ * a worker broke the protocol (a message repeated, out of order or impossible): every rank gets conductor_farewell
+ * unsolicited, and whatever else comes in is ignored (0). A local error that a worker reports in order is no negative
+ * answer: it comes out as a decision FAIL, or in the farewell. So does the end by numerics: the text of the decision
+ * names the step, and the last culprit that was known then; blame that comes in with the step_done of the FAIL itself
+ * completes the text of the farewell, of conductor_end and of the record.
  */
 #ifndef GACC_CONDUCTOR_H
 #define GACC_CONDUCTOR_H

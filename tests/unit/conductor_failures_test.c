@@ -38,7 +38,7 @@ static void of_several_failing_ranks_the_lowest_is_told(void **unused)
     make(&w, 3, GACC__V1__COMPUTE__COMPUTE_FP32);
     start(&w);
     struct error error = {0};
-    static const uint32_t arrival[] = {2, 1, 0};
+    static const uint32_t arrival[] = {1, 2, 0};
     for (int i = 0; i < 3; i++) {
         Gacc__V1__Report report = report_of(&w, arrival[i]);
         Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
@@ -82,6 +82,9 @@ static void a_failure_of_the_coordinator_ends_the_job_with_the_next_decision(voi
     struct error full;
     error_set(&full, STATUS_IO, "log.jsonl: cannot write");
     conductor_fail(w.conductor, &full);
+    struct error later;
+    error_set(&later, STATUS_INTERNAL, "a consequence");
+    conductor_fail(w.conductor, &later);
     assert_int_equal(step(&w, NULL)->counters.optimizer_steps, 1);
     assert_int_equal(w.verdict, GACC__V1__VERDICT__VERDICT_FAIL);
     finish(&w, STATUS_IO);
@@ -193,6 +196,7 @@ static void messages_out_of_turn_break_the_job(void **unused)
         WEIGHT_CHANGED,
         WEIGHT_NEGATIVE,
         WEIGHT_NAN,
+        MICRO_BATCHES_CHANGED,
         MICRO_BATCHES_TOO_MANY,
         NEXT_WITHOUT_MICRO_BATCHES,
         DONE_EARLY,
@@ -223,7 +227,9 @@ static void messages_out_of_turn_break_the_job(void **unused)
         if (way == REPORT_TWICE) conductor_report(w.conductor, 0, &report, w.now, &error);
         if (way == WEIGHT_CHANGED) report.weight += 0.5;
         if (way == WEIGHT_NEGATIVE) report.next_weight = -1;
+        if (way == WEIGHT_NEGATIVE) report.next_micro_batches = 0;
         if (way == WEIGHT_NAN) report.next_weight = (double)NAN;
+        if (way == MICRO_BATCHES_CHANGED) report.micro_batches = 1;
         if (way == MICRO_BATCHES_TOO_MANY) report.next_micro_batches = 3;
         if (way == NEXT_WITHOUT_MICRO_BATCHES) report.next_micro_batches = 0;
         if (way <= NEXT_WITHOUT_MICRO_BATCHES) result = conductor_report(w.conductor, 0, &report, w.now, &error);
@@ -288,6 +294,38 @@ static void a_rank_that_leaves_after_its_farewell_is_not_lost(void **unused)
     conductor_close(w.conductor);
 }
 
+static void finishing_without_the_last_step_done_is_refused(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 1, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.section.steps = 1;
+    start(&w);
+    report_all(&w, NULL);
+    assert_true(w.over);
+    struct error error = {0};
+    Gacc__V1__Finished finished = GACC__V1__FINISHED__INIT;
+    take(conductor_finished(w.conductor, 0, &finished, w.now, &error), -STATUS_INTERNAL, &error);
+    conductor_close(w.conductor);
+}
+
+static void a_rank_that_gives_up_between_reports_says_why_for_all(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    struct error error = {0};
+    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    failure.status = STATUS_UNAVAILABLE;
+    failure.text = (char *)"no route";
+    Gacc__V1__Finished finished = GACC__V1__FINISHED__INIT;
+    finished.failure = &failure;
+    take(conductor_finished(w.conductor, 1, &finished, w.now, &error), -STATUS_UNAVAILABLE, &error);
+    assert_string_equal(conductor_farewell(w.conductor, 0)->failure->text, "rank 1: no route");
+    conductor_close(w.conductor);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +339,8 @@ int main(void)
         cmocka_unit_test(messages_out_of_turn_break_the_job),
         cmocka_unit_test(a_lost_rank_ends_the_job_and_the_lowest_survivor_prints),
         cmocka_unit_test(a_rank_that_leaves_after_its_farewell_is_not_lost),
+        cmocka_unit_test(finishing_without_the_last_step_done_is_refused),
+        cmocka_unit_test(a_rank_that_gives_up_between_reports_says_why_for_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

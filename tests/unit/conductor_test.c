@@ -147,6 +147,27 @@ static void an_epoch_without_any_weight_ends_the_job_with_65(void **unused)
     finish(&w, STATUS_DATA);
 }
 
+static bool after_the_first_epoch(uint64_t epoch, uint64_t position)
+{
+    (void)position;
+    return epoch > 0;
+}
+
+static void each_epoch_needs_weight_of_its_own(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 1, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.weightless = after_the_first_epoch;
+    w.sequences = 8;
+    start(&w);
+    for (int i = 0; i < 4; i++) {
+        assert_false(w.over);
+        step(&w, NULL);
+    }
+    finish(&w, STATUS_DATA);
+}
+
 /* Cases 03-1, 03-4, 04-1, 05-1, 05-5. */
 static void a_job_by_epochs_ends_with_its_data(void **unused)
 {
@@ -330,6 +351,65 @@ static void evaluation_comes_at_multiples_and_once_after_the_last_step(void **un
     }
 }
 
+static void a_skip_at_the_end_of_the_data_does_not_evaluate_again(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP16);
+    w.section.steps = 0;
+    w.section.epochs = 1;
+    w.sequences = 12;
+    w.evaluation.every = 2;
+    start(&w);
+    step(&w, NULL);
+    step(&w, NULL);
+    assert_true(w.evaluate);
+    step(&w, &overflow_on_1);
+    assert_true(w.over);
+    assert_false(w.evaluate);
+    finish(&w, 0);
+}
+
+static void an_evaluation_that_a_rank_could_not_make_leaves_no_record(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.evaluation.every = 1;
+    w.mute = 1;
+    start(&w);
+    step(&w, NULL);
+    assert_true(w.evaluate);
+    assert_int_equal(w.record_count, 1);
+    conductor_close(w.conductor);
+}
+
+static void of_several_culprits_the_lowest_rank_is_told(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP16);
+    start(&w);
+    for (uint32_t first = 0; first < 2; first++) {
+        uint64_t number = w.plan.step;
+        report_all(&w, &overflow_on_1);
+        struct error error = {0};
+        for (uint32_t i = 0; i < 2; i++) {
+            Gacc__V1__StepDone done = GACC__V1__STEP_DONE__INIT;
+            Gacc__V1__Blame blame = GACC__V1__BLAME__INIT;
+            uint32_t rank = first ^ i;
+            done.step = number;
+            blame.tensor = (char *)(rank == 0 ? "low" : "high");
+            done.blame = &blame;
+            take(conductor_step_done(w.conductor, rank, &done, w.now, &error), i == 1, &error);
+        }
+        drain(&w);
+        assert_int_equal(w.records[0].step.blame_rank, 0);
+        assert_string_equal(w.records[0].step.blame->tensor, "low");
+    }
+    conductor_close(w.conductor);
+}
+
 static void the_record_tells_what_the_ranks_measured(void **unused)
 {
     (void)unused;
@@ -355,14 +435,20 @@ static void the_record_tells_what_the_ranks_measured(void **unused)
     assert_memory_equal(record->accumulate, shares, sizeof shares);
     assert_true(record->seconds.step == 0.75 && record->seconds.compute == 0.5);
     assert_true(record->seconds.since_last_step == 2.5);
-    assert_true(step(&w, NULL)->seconds.since_last_step == 0.5);
+    w.reductions = 3;
+    assert_int_equal(step(&w, NULL)->reduce_scatters, 3);
+    w.reductions = 1;
+    record = step(&w, NULL);
+    assert_int_equal(record->reduce_scatters, 1);
+    assert_int_equal(record->reduce_scatter_bytes, 102);
+    assert_true(record->seconds.since_last_step == 0.5);
 
     const Gacc__V1__Status *status = conductor_status(w.conductor, w.now + 1);
     assert_string_equal(status->phase, "training");
-    assert_int_equal(status->optimizer_steps, 2);
+    assert_int_equal(status->optimizer_steps, 3);
     assert_int_equal(status->total_steps, 5);
-    assert_true(fabs(status->eta_seconds - 3 * 2.3) < 1e-9); /* 2.5 s, then smoothed with 0.5 s */
-    assert_true(fabs(status->tokens_per_second - 104 / 2.3) < 1e-9);
+    assert_true(fabs(status->eta_seconds - 2 * 2.12) < 1e-9); /* 2.5 s, then smoothed with 0.5 s twice */
+    assert_true(fabs(status->tokens_per_second - 104 / 2.12) < 1e-9);
     assert_int_equal(status->n_ranks, 3);
     assert_true(status->ranks[2]->seconds_since_heard == 1);
     assert_int_equal(status->ranks[2]->pid, 1002);
@@ -424,9 +510,11 @@ static void any_history_keeps_the_books(void **unused)
             assert_int_equal(w.window.micro_batches, micro_batches);
             assert_int_equal(w.window.optimizer_steps, applied);
             assert_true(w.window.scale == scale);
-            assert_true(w.plan.epoch == epoch ? w.plan.first == at : w.plan.epoch == epoch + 1 && at == w.sequences);
+            bool same_epoch = w.plan.epoch == epoch;
+            assert_true(same_epoch || (w.plan.epoch == epoch + 1 && at == w.sequences));
+            assert_int_equal(w.plan.first, same_epoch ? at : 0);
             epoch = w.plan.epoch;
-            at = (w.plan.epoch == epoch ? w.plan.first : 0) + w.plan.count;
+            at = w.plan.first + w.plan.count;
             assert_int_equal(w.next_plan.step, w.plan.step + 1); /* as long as steps may be skipped */
 
             struct twist twist = {.rank = (uint32_t)random_between(&random, 0, w.ranks - 1), .nonfinite = true};
@@ -472,6 +560,7 @@ int main(void)
         cmocka_unit_test(the_schedule_is_as_long_as_the_job_unless_told),
         cmocka_unit_test(a_step_without_weight_changes_nothing_but_the_count),
         cmocka_unit_test(an_epoch_without_any_weight_ends_the_job_with_65),
+        cmocka_unit_test(each_epoch_needs_weight_of_its_own),
         cmocka_unit_test(a_job_by_epochs_ends_with_its_data),
         cmocka_unit_test(tokens_become_steps_rounded_up),
         cmocka_unit_test(skipped_attempts_come_on_top_of_the_steps),
@@ -479,6 +568,9 @@ int main(void)
         cmocka_unit_test(permanent_overflow_lies_at_the_minimum_and_ends_with_76),
         cmocka_unit_test(an_overflow_of_the_sum_has_no_culprit_and_says_so),
         cmocka_unit_test(evaluation_comes_at_multiples_and_once_after_the_last_step),
+        cmocka_unit_test(a_skip_at_the_end_of_the_data_does_not_evaluate_again),
+        cmocka_unit_test(an_evaluation_that_a_rank_could_not_make_leaves_no_record),
+        cmocka_unit_test(of_several_culprits_the_lowest_rank_is_told),
         cmocka_unit_test(the_record_tells_what_the_ranks_measured),
         cmocka_unit_test(more_than_ten_skips_in_200_steps_are_an_event),
         cmocka_unit_test(any_history_keeps_the_books),

@@ -31,6 +31,9 @@ struct world {
     uint64_t sequences, validation_sequences, targets;
     bool (*weightless)(uint64_t epoch, uint64_t position); /* NULL: every sequence weighs `targets` */
 
+    uint32_t reductions; /* that each rank counts */
+    uint32_t mute;       /* this rank has no evaluation to send; UINT32_MAX: all have */
+
     struct conductor *conductor;
     double now;
     struct {
@@ -64,7 +67,9 @@ static inline void make(struct world *w, uint32_t ranks, Gacc__V1__Compute compu
                         .ranks = ranks,
                         .sequences = 1000,
                         .validation_sequences = 10,
-                        .targets = 1};
+                        .targets = 1,
+                        .reductions = 1,
+                        .mute = UINT32_MAX};
     w->job.job = &w->section;
     w->job.batch = &w->batch;
     w->job.precision = &w->precision;
@@ -161,8 +166,8 @@ static inline Gacc__V1__Report report_of(struct world *w, uint32_t rank)
     report.loss_sum = 2 * report.weight;
     report.sum_squares = 25.0 / w->ranks;
     report.sum_squares_scaled = report.sum_squares * w->window.scale * w->window.scale;
-    report.reduce_scatters = 1;
-    report.reduce_scatter_bytes = 100 + rank;
+    report.reduce_scatters = w->reductions;
+    report.reduce_scatter_bytes = w->reductions * (100 + rank);
     return report;
 }
 
@@ -265,7 +270,7 @@ static inline void done_all(struct world *w, uint64_t step, const struct twist *
         evaluation.loss_sum = 3 * (r + 1);
         evaluation.weight = r + 1;
         evaluation.sequences = 5;
-        if (w->evaluate) done.evaluation = &evaluation;
+        if (w->evaluate && r != w->mute) done.evaluation = &evaluation;
         if (twist && twist->rank == r && twist->tensor) {
             blame.tensor = (char *)twist->tensor;
             blame.has_micro_batch = true;

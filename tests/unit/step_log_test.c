@@ -368,6 +368,7 @@ static void lines_are_appended_to_what_is_there(void **unused)
     put("{\"old\":1}\n");
     open_log(&log);
     open_log(&other);
+    assert_true(fcntl(log.fd, F_GETFL) & O_APPEND);
     assert_int_equal(step_log_append(&log, "{\"a\":1}", &error), 0);
     assert_int_equal(step_log_append(&other, "{\"b\":2}", &error), 0);
     assert_int_equal(step_log_append(&log, "{\"c\":3}", &error), 0);
