@@ -1,0 +1,59 @@
+/*
+ * Sockets under gRPC: moves bytes between libuv streams and rpc connections. Whatever the calls of one event-loop turn
+ * queue on a connection leaves in one write.
+ */
+#ifndef GACC_CONNECTIONS_H
+#define GACC_CONNECTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "proto/rpc/rpc.h"
+
+/* What a peer may do without showing a secret, by the listener it came through. */
+enum trust {
+    TRUST_OWNER,    /* the private unix socket, and the peer has our user id */
+    TRUST_OPERATOR, /* TCP: a bearer token is required */
+    TRUST_WORKER,   /* TCP, serves Join only */
+};
+
+struct connection;
+struct connections;
+
+struct listener {
+    union { /* bound, not yet listening */
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    };
+    struct connections *connections;
+    enum trust trust;
+};
+
+struct connections {
+    uv_loop_t *loop;
+    uv_prepare_t flush;
+    const struct rpc_method *methods;
+    void *context;                  /* of the methods */
+    void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
+    struct connection *all, *dirty;
+    uint32_t count, maximum; /* connections beyond are closed at once */
+    char buffer[65536];      /* every read lands here */
+};
+
+int connections_init(struct connections *connections, uv_loop_t *loop, const struct rpc_method *methods, void *context,
+                     uint32_t maximum, struct error *error);
+/* Every peer that comes through the listener gets `trust`. Returns what uv_listen returns. */
+int connections_listen(struct connections *connections, struct listener *listener, enum trust trust);
+/* Closes all; the calls see `gone`. The loop must run on until the handles are closed. */
+void connections_close(struct connections *connections);
+
+/* After queueing on this call: the output of its connection leaves before the loop waits again. */
+void connection_wake(struct rpc_call *call);
+enum trust connection_trust(const struct rpc_call *call);
+/* uv_now of the last bytes from this peer, in milliseconds. */
+uint64_t connection_heard(const struct rpc_call *call);
+
+#endif

@@ -1,0 +1,337 @@
+#include "daemon/coordinator/coordinator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <openssl/rand.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/coordinator/inside.h"
+#include "daemon/place.h"
+
+static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coordinator_note) <= PIPE_BUF,
+              "written to the pipe whole");
+
+#define OPERATORS_MAX 64         /* connections beside the ranks' */
+#define LINGER_MILLISECONDS 3000 /* the ranks' time to go once rank 0's process is gone */
+
+static const struct rpc_method methods[] = {
+    {"/gacc.v1.Workers/Join", join_begin, join_message, NULL, join_gone},
+    {"/gacc.v1.Control/GetStatus", control_begin, get_status_message, NULL, NULL},
+    {"/gacc.v1.Control/WatchSteps", control_begin, watch_steps_message, NULL, watch_steps_gone},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* ---- the log, the result, the end of the job ---- */
+
+static void append(struct coordinator *coordinator, char *line)
+{
+    struct error error;
+    int status = line ? step_log_append(&coordinator->directory.log, line, &error)
+                      : error_set(&error, STATUS_INTERNAL, "log.jsonl: out of memory");
+    free(line);
+    if (!status || coordinator->log_failed) return;
+    coordinator->log_failed = true;
+    conductor_fail(coordinator->conductor, &error);
+}
+
+void coordinator_write_header(struct coordinator *coordinator)
+{
+    struct header_record header;
+    conductor_header(coordinator->conductor, &header);
+    append(coordinator, header_line(&header));
+}
+
+void coordinator_write_records(struct coordinator *coordinator)
+{
+    struct record record;
+    while (conductor_next_record(coordinator->conductor, &record)) {
+        switch (record.type) {
+        case RECORD_STEP:
+            append(coordinator, step_line(&record.step));
+            break;
+        case RECORD_EVAL:
+            append(coordinator, eval_line(&record.eval));
+            break;
+        case RECORD_EVENT:
+            append(coordinator, event_line(&record.event));
+            break;
+        }
+    }
+    watchers_feed(coordinator);
+}
+
+static void note(struct coordinator *coordinator, enum note_kind kind, enum status status, const char *text)
+{
+    struct coordinator_note note = {.kind = kind, .status = status};
+    snprintf(note.text, sizeof note.text, "%s", text ? text : "");
+    while (write(coordinator->notes, &note, sizeof note) < 0 && errno == EINTR) {
+    } /* a full pipe: not shown */
+}
+
+void coordinator_conclude(struct coordinator *coordinator)
+{
+    if (coordinator->concluded) return;
+    coordinator->concluded = true;
+    struct end_record end;
+    coordinator_write_records(coordinator);
+    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end);
+    append(coordinator, end_line(&end));
+    struct error error;
+    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end); /* with a failure of the log, if any */
+    if (run_result_write(coordinator->directory.job, &end, &error)) conductor_fail(coordinator->conductor, &error);
+    watchers_feed(coordinator);
+    workers_say_farewell(coordinator);
+    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end);
+    if (!coordinator->joined) note(coordinator, NOTE_FATAL, (enum status)end.exit, end.reason);
+    coordinator_show_progress(coordinator);
+}
+
+/* ---- the progress line ---- */
+
+static void format_time_left(char text[32], double seconds)
+{
+    const unsigned long left = seconds > 0 && seconds < 1e9 ? (unsigned long)seconds : 0;
+    if (left >= 3600)
+        snprintf(text, 32, "%lu:%02lu:%02lu", left / 3600, left / 60 % 60, left % 60);
+    else
+        snprintf(text, 32, "%lu:%02lu", left / 60, left % 60);
+}
+
+void coordinator_show_progress(struct coordinator *coordinator)
+{
+    const uint64_t now = uv_now(&coordinator->loop);
+    if (!coordinator->options->progress || (now < coordinator->next_progress && !coordinator->concluded)) return;
+    coordinator->next_progress = now + 200;
+    const Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now(coordinator));
+    char left[32], scale[48] = "", validation[48] = "", text[256];
+    format_time_left(left, status->eta_seconds);
+    if (status->has_scaler) snprintf(scale, sizeof scale, "  scale %g", status->loss_scale);
+    if (status->has_validation) snprintf(validation, sizeof validation, "  validation %.4f", status->validation_loss);
+    snprintf(text, sizeof text, "step %llu/%llu  loss %.4f%s%s  lr %.3g  %.0f tokens/s  %s left",
+             (unsigned long long)status->optimizer_steps, (unsigned long long)status->total_steps, status->loss,
+             validation, scale, status->lr, status->tokens_per_second, left);
+    note(coordinator, coordinator->concluded ? NOTE_DONE : NOTE_PROGRESS, STATUS_DONE, text);
+}
+
+/* ---- the event loop ---- */
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct coordinator *coordinator = timer->data;
+    workers_check_silence(coordinator);
+    const bool over = workers_all_gone(coordinator) || uv_now(&coordinator->loop) >= coordinator->end_by;
+    if (coordinator->rank_0_gone && over) uv_stop(&coordinator->loop);
+}
+
+/* End of file; before it, perhaps, why rank 0 ends early: a struct error. */
+static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
+{
+    struct coordinator *coordinator = life->data;
+    struct error last_words;
+    if (length == sizeof last_words) {
+        memcpy(&last_words, buffer->base, sizeof last_words);
+        conductor_fail(coordinator->conductor, &last_words);
+    }
+    if (length >= 0) return;
+    uv_read_stop(life);
+    coordinator->rank_0_gone = true;
+    coordinator->end_by = uv_now(&coordinator->loop) + LINGER_MILLISECONDS;
+    workers_lose(coordinator, 0, "its process ended");
+    uv_timer_start(&coordinator->tick, on_tick, 0, 5);
+}
+
+static void give_small_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
+{
+    (void)suggested;
+    struct coordinator *coordinator = handle->data;
+    *buffer = uv_buf_init(coordinator->line_buffer, LINE_BUFFER_BYTES);
+}
+
+static int open_loop(struct coordinator *coordinator, int life, struct error *error)
+{
+    uv_loop_t *loop = &coordinator->loop;
+    int status = uv_loop_init(loop);
+    if (!status) status = uv_pipe_init(loop, &coordinator->life, 0);
+    if (!status) status = uv_pipe_open(&coordinator->life, life);
+    if (!status) status = uv_timer_init(loop, &coordinator->tick);
+    if (!status) status = uv_idle_init(loop, &coordinator->catch_up);
+    if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
+    coordinator->life.data = coordinator->tick.data = coordinator->catch_up.data = coordinator;
+    coordinator->started = uv_now(loop);
+    uv_read_start((uv_stream_t *)&coordinator->life, give_small_buffer, on_life);
+    uv_timer_start(&coordinator->tick, on_tick, 250, 250);
+    status = connections_init(&coordinator->connections, loop, methods, coordinator,
+                              coordinator->options->ranks + OPERATORS_MAX, error);
+    coordinator->connections.drained = watchers_feed;
+    return status;
+}
+
+static int make_secrets(struct coordinator *coordinator, struct error *error)
+{
+    uint8_t token[SECRET_BYTES], id[16];
+    if (RAND_bytes(coordinator->secret, SECRET_BYTES) != 1 || RAND_bytes(token, sizeof token) != 1 ||
+        RAND_bytes(id, sizeof id) != 1)
+        return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
+    for (size_t i = 0; i < sizeof token; i++) snprintf(coordinator->token + 2 * i, 3, "%02x", token[i]);
+    for (size_t i = 0; i < sizeof id; i++) snprintf(coordinator->job_id + 2 * i, 3, "%02x", id[i]);
+    return 0;
+}
+
+/* Once the run directory is ours, everything that fails leaves a result.json there. */
+static int open_all(struct coordinator *coordinator, int life, struct error *error)
+{
+    const struct coordinator_options *options = coordinator->options;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    coordinator->started_unix_seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    coordinator->workers = calloc(options->ranks, sizeof *coordinator->workers);
+    coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
+    if (!coordinator->workers || !coordinator->line_buffer) return error_set(error, STATUS_INTERNAL, "out of memory");
+    int status;
+    if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
+        (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
+                                 options->one_host, &coordinator->leftovers, error)) ||
+        (status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(coordinator),
+                                 error)) ||
+        (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
+        return status;
+    const struct connection_facts facts = {
+        .endpoint = coordinator->listeners.endpoint,
+        .token = coordinator->listeners.needs_token ? coordinator->token : NULL,
+        .job_id = coordinator->job_id,
+        .pid = getpid(),
+    };
+    return run_directory_write_connection(&coordinator->directory, coordinator->leftovers.connection, &facts, error);
+}
+
+static void write_failed_start(const struct coordinator *coordinator, const struct error *why)
+{
+    struct end_record end = {.exit = (int)why->status, .reason = why->text};
+    struct error error; /* nobody to tell: rank 0 prints the first failure */
+    run_result_write(coordinator->options->job, &end, &error);
+}
+
+/* ---- the process ---- */
+
+static void detach(int *life, int *notes)
+{
+    setsid();
+    prctl(PR_SET_NAME, "gaccd-coord");
+    const int nothing = open("/dev/null", O_RDWR);
+    for (int fd = 0; fd <= 2; fd++) dup2(nothing, fd);
+    const int from[] = {*life, *notes};
+    int at[2];
+    for (int i = 0; i < 2; i++) at[i] = fcntl(from[i], F_DUPFD_CLOEXEC, 5); /* out of the way of 3 and 4 */
+    *life = dup3(at[0], 3, O_CLOEXEC);
+    *notes = dup3(at[1], 4, O_CLOEXEC);
+    close_range(5, ~0u, 0);
+    fcntl(*notes, F_SETFL, fcntl(*notes, F_GETFL) | O_NONBLOCK);
+
+    const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGTSTP};
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    place_unbind();
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+}
+
+static void fill_ready(const struct coordinator *coordinator, struct coordinator_ready *ready)
+{
+    snprintf(ready->addresses, sizeof ready->addresses, "%s", coordinator->listeners.workers);
+    snprintf(ready->socket, sizeof ready->socket, "%s", coordinator->leftovers.socket);
+    snprintf(ready->socket_directory, sizeof ready->socket_directory, "%s", coordinator->leftovers.socket_directory);
+    memcpy(ready->secret, coordinator->secret, SECRET_BYTES);
+}
+
+static void close_all(struct coordinator *coordinator)
+{
+    listeners_close(&coordinator->listeners);
+    connections_close(&coordinator->connections);
+    leftovers_remove(&coordinator->leftovers);
+    leftovers_remove_session(&coordinator->leftovers);
+    conductor_close(coordinator->conductor);
+    run_directory_close(&coordinator->directory);
+    free(coordinator->workers);
+    free(coordinator->line_buffer);
+}
+
+static void coordinator_process(const struct coordinator_options *options, int life, int notes)
+{
+    detach(&life, &notes);
+    struct coordinator *coordinator = calloc(1, sizeof *coordinator);
+    struct coordinator_ready ready = {.error = {.status = STATUS_DONE}};
+    if (!coordinator) {
+        error_set(&ready.error, STATUS_INTERNAL, "the coordinator: out of memory");
+    } else {
+        coordinator->options = options;
+        coordinator->leftovers = options->leftovers;
+        coordinator->notes = notes;
+        int status =
+            run_directory_open(&coordinator->directory, options->job, options->fresh, &ready.finished, &ready.error);
+        if (!status && !ready.finished && open_all(coordinator, life, &ready.error)) {
+            write_failed_start(coordinator, &ready.error);
+            leftovers_remove(&coordinator->leftovers);
+        }
+        fill_ready(coordinator, &ready);
+    }
+    if (write(notes, &ready, sizeof ready) != sizeof ready || ready.error.status || ready.finished) return;
+    uv_run(&coordinator->loop, UV_RUN_DEFAULT);
+    close_all(coordinator);
+}
+
+static int read_ready(int notes, struct coordinator_ready *ready, struct error *error)
+{
+    ssize_t length;
+    do length = read(notes, ready, sizeof *ready);
+    while (length < 0 && errno == EINTR);
+    if (length != sizeof *ready) return error_set(error, STATUS_INTERNAL, "the coordinator ended before it was ready");
+    if (!ready->error.status) return 0;
+    *error = ready->error;
+    return -(int)error->status;
+}
+
+int coordinator_start(struct coordinator_link *link, const struct coordinator_options *options,
+                      struct coordinator_ready *ready, struct leftovers *leftovers, struct error *error)
+{
+    struct coordinator_options all = *options;
+    snprintf(all.leftovers.connection, sizeof all.leftovers.connection, "%s/connection.json",
+             options->job->job->output);
+    int life[2], notes[2];
+    if (pipe2(life, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
+    if (pipe2(notes, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
+    link->pid = fork();
+    if (link->pid < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot start the coordinator's process");
+    if (link->pid == 0) {
+        coordinator_process(&all, life[0], notes[1]);
+        _exit(0);
+    }
+    close(life[0]);
+    close(notes[1]);
+    link->life = life[1];
+    link->notes = notes[0];
+    int status = read_ready(link->notes, ready, error);
+    if (status || ready->finished) {
+        close(link->life);
+        close(link->notes);
+        waitpid(link->pid, NULL, 0);
+        return status;
+    }
+    *leftovers = all.leftovers;
+    snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
+    snprintf(leftovers->socket_directory, sizeof leftovers->socket_directory, "%s", ready->socket_directory);
+    return 0;
+}

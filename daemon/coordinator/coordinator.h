@@ -1,0 +1,61 @@
+/*
+ * The coordinator: a process of its own that decides for all ranks. Rank 0's process starts it before MPI_Init. It
+ * holds nothing of its parent's but two pipes: one whose end of file says that rank 0's process is gone, which alone
+ * (never a signal) begins its end, and one for notes to rank 0.
+ */
+#ifndef GACC_COORDINATOR_H
+#define GACC_COORDINATOR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/coordinator/leftovers.h"
+#include "daemon/coordinator/listeners.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/job.pb-c.h"
+
+#define SECRET_BYTES 32
+
+struct coordinator_options {
+    const Gacc__V1__JobSpec *job;
+    uint32_t ranks;
+    bool one_host;              /* all ranks share this host */
+    bool fresh;                 /* --resume never */
+    bool progress;              /* rank 0 shows a progress line: send it */
+    struct leftovers leftovers; /* shared memory and session directory, as rank 0 knows them */
+};
+
+/* The first thing through the pipe, smaller than PIPE_BUF so that it comes whole. */
+struct coordinator_ready {
+    struct error error; /* status 0: ready */
+    bool finished;      /* the job was done by an earlier start: nothing runs, the process has ended */
+    char addresses[LISTENERS_ADDRESSES_MAX]; /* for workers */
+    char socket[108], socket_directory[108];
+    uint8_t secret[SECRET_BYTES];
+};
+
+/* What comes after it. */
+enum note_kind {
+    NOTE_PROGRESS, /* the progress line, without a newline */
+    NOTE_DONE,     /* its last form: newline after it */
+    NOTE_FATAL,    /* the job failed while no rank had joined: print, and end with `status` */
+};
+struct coordinator_note {
+    enum note_kind kind;
+    enum status status;
+    char text[1024];
+};
+
+struct coordinator_link {
+    pid_t pid;
+    int life;  /* closing it ends the coordinator; a struct error before it says why */
+    int notes; /* struct coordinator_note, until end of file */
+};
+
+/* Starts the process and waits until it can be reached. On success *leftovers holds all that is to be removed should it
+ * die. A failure is the coordinator's own: bad output directory, address in use, … */
+int coordinator_start(struct coordinator_link *link, const struct coordinator_options *options,
+                      struct coordinator_ready *ready, struct leftovers *leftovers, struct error *error);
+
+#endif

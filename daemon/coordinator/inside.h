@@ -1,0 +1,78 @@
+/* What the files of the coordinator share: the state of its process, and the services it offers. */
+#ifndef GACC_COORDINATOR_INSIDE_H
+#define GACC_COORDINATOR_INSIDE_H
+
+#include <uv.h>
+
+#include "daemon/coordinator/conductor.h"
+#include "daemon/coordinator/connections.h"
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/coordinator/listeners.h"
+#include "daemon/coordinator/run_directory.h"
+
+struct watcher;
+
+struct coordinator {
+    const struct coordinator_options *options;
+    uv_loop_t loop;
+    uv_pipe_t life; /* from rank 0's process */
+    int notes;      /* to it */
+    uv_timer_t tick;
+    uv_idle_t catch_up; /* while a watcher has old steps to read */
+    struct connections connections;
+    struct listeners listeners;
+    struct leftovers leftovers;
+    struct run_directory directory;
+    struct conductor *conductor;
+    uint8_t secret[SECRET_BYTES];
+    char token[2 * SECRET_BYTES + 1], job_id[33];
+    double started_unix_seconds;
+    uint64_t started; /* uv_now */
+
+    struct rpc_call **workers; /* [ranks]; NULL: not joined, or gone */
+    uint32_t joined;           /* ranks that ever were */
+    struct watcher *watchers;
+    char *line_buffer; /* [LINE_BUFFER_BYTES], for watchers */
+
+    bool log_failed;
+    bool concluded;         /* result.json is written, farewells are out */
+    bool rank_0_gone;       /* the end of the process begins */
+    uint64_t end_by;        /* uv_now, with rank_0_gone: waits no longer for the others */
+    uint64_t next_progress; /* uv_now */
+};
+
+#define LINE_BUFFER_BYTES (1u << 20)
+#define WATCHERS_MAX 64
+
+static inline double coordinator_now(const struct coordinator *coordinator)
+{
+    return (double)uv_now(&coordinator->loop) * 1e-3;
+}
+
+/* coordinator.c */
+void coordinator_write_records(struct coordinator *coordinator);
+void coordinator_write_header(struct coordinator *coordinator);
+/* Once: the end of the log, result.json, farewells to all that have joined. */
+void coordinator_conclude(struct coordinator *coordinator);
+void coordinator_show_progress(struct coordinator *coordinator);
+
+/* worker_service.c: gacc.v1.Workers */
+void join_begin(struct rpc_call *call, void *context);
+void join_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void join_gone(struct rpc_call *call, void *context);
+void workers_say_farewell(struct coordinator *coordinator);
+/* Ranks that have been silent for too long, or never came. */
+void workers_check_silence(struct coordinator *coordinator);
+/* Rank `rank` is gone; concludes when that ends the job. */
+void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why);
+bool workers_all_gone(const struct coordinator *coordinator);
+
+/* control_service.c: gacc.v1.Control */
+void control_begin(struct rpc_call *call, void *context);
+void get_status_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void watch_steps_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void watch_steps_gone(struct rpc_call *call, void *context);
+/* The log has grown, or there is room in a connection: sends what watchers have not seen. */
+void watchers_feed(void *coordinator);
+
+#endif

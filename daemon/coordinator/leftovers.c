@@ -1,0 +1,63 @@
+#include "daemon/coordinator/leftovers.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <time.h>
+#include <unistd.h>
+
+static int remove_entry(const char *path, const struct stat *facts, int type, struct FTW *walk)
+{
+    (void)facts, (void)type, (void)walk;
+    remove(path);
+    return 0;
+}
+
+static void remove_tree(const char *path)
+{
+    if (path[0]) nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
+/* The ranks' transport removes its files when it is closed, and complains when they are gone by then. */
+static void remove_shared_memory(const char *path)
+{
+    const struct timespec pause = {.tv_nsec = 10000000};
+    for (int i = 0; i < 50 && path[0]; i++) {
+        if (!rmdir(path) || errno != ENOTEMPTY) return;
+        nanosleep(&pause, NULL);
+    }
+    remove_tree(path);
+}
+
+static bool is_gone(pid_t process)
+{
+    int fd = pidfd_open(process, 0);
+    if (fd < 0) return errno == ESRCH;
+    struct pollfd end = {.fd = fd, .events = POLLIN}; /* readable once it has ended, reaped or not */
+    bool gone = poll(&end, 1, 0) == 1;
+    close(fd);
+    return gone;
+}
+
+void leftovers_remove(const struct leftovers *leftovers)
+{
+    if (leftovers->connection[0]) unlink(leftovers->connection);
+    if (leftovers->socket[0]) unlink(leftovers->socket);
+    if (leftovers->socket_directory[0]) rmdir(leftovers->socket_directory);
+    remove_shared_memory(leftovers->shared_memory);
+}
+
+void leftovers_remove_session(const struct leftovers *leftovers)
+{
+    if (!leftovers->session_directory[0] || !is_gone(leftovers->launcher)) return;
+    remove_tree(leftovers->session_directory);
+    char parent[sizeof leftovers->session_directory];
+    snprintf(parent, sizeof parent, "%s", leftovers->session_directory);
+    char *slash = strrchr(parent, '/');
+    if (slash) *slash = '\0';
+    rmdir(parent); /* stays while another job of the user has its session there */
+}

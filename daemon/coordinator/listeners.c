@@ -1,0 +1,233 @@
+#include "daemon/coordinator/listeners.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static int fail(struct error *error, const char *key, const char *address, const char *why)
+{
+    return error_set(error, STATUS_UNAVAILABLE, "%s: %s: %s", key, address, why);
+}
+
+/* A directory that only we can enter, for a socket whose path fits sun_path. */
+static int make_socket_directory(struct leftovers *leftovers, struct error *error)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    size_t size = sizeof leftovers->socket_directory;
+    if (runtime && runtime[0] == '/' && strlen(runtime) < 60) {
+        snprintf(leftovers->socket_directory, size, "%s/gaccd-XXXXXX", runtime);
+        if (mkdtemp(leftovers->socket_directory)) return 0;
+    }
+    snprintf(leftovers->socket_directory, size, "/tmp/gaccd-%u-XXXXXX", (unsigned)getuid());
+    if (mkdtemp(leftovers->socket_directory)) return 0;
+    int number = errno;
+    leftovers->socket_directory[0] = '\0';
+    return error_set_errno(error, STATUS_UNAVAILABLE, number,
+                           "control.listen: cannot make a directory for the socket in /tmp");
+}
+
+/* A socket file whose owner died refuses connections; it is in nobody's use. */
+static bool is_stale(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return false;
+    bool refused = connect(fd, (const struct sockaddr *)address, sizeof *address) && errno == ECONNREFUSED;
+    close(fd);
+    return refused;
+}
+
+static int bind_unix(const char *path, int *number)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    mode_t mask = umask(0177);
+    int status = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&address, sizeof address);
+    if (status && errno == EADDRINUSE && is_stale(&address) && !unlink(path))
+        status = bind(fd, (const struct sockaddr *)&address, sizeof address);
+    *number = errno;
+    umask(mask);
+    if (!status) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static int listen_unix(struct listeners *listeners, struct connections *connections, const char *address,
+                       struct leftovers *leftovers, struct error *error)
+{
+    char path[sizeof leftovers->socket];
+    if (!strcmp(address, "unix:auto")) {
+        int status = make_socket_directory(leftovers, error);
+        if (status) return status;
+        snprintf(path, sizeof path, "%.90s/control.sock", leftovers->socket_directory);
+    } else {
+        const char *given = address + strlen("unix:");
+        if (strlen(given) >= sizeof path)
+            return fail(error, "control.listen", address, "a socket's path has at most 107 bytes");
+        snprintf(path, sizeof path, "%s", given);
+    }
+    int number, fd = bind_unix(path, &number);
+    if (fd < 0) return fail(error, "control.listen", address, strerror(number));
+    char absolute[PATH_MAX]; /* clients may stand elsewhere */
+    bool fits = realpath(path, absolute) && strlen(absolute) < sizeof leftovers->socket;
+    snprintf(leftovers->socket, sizeof leftovers->socket, "%.107s", fits ? absolute : path);
+    struct listener *listener = &listeners->each[listeners->count++];
+    uv_pipe_init(connections->loop, &listener->pipe, 0);
+    int status = uv_pipe_open(&listener->pipe, fd);
+    if (!status) status = connections_listen(connections, listener, TRUST_OWNER);
+    if (status) return fail(error, "control.listen", address, uv_strerror(status));
+    return 0;
+}
+
+/* tcp://HOST:PORT, tcp://[V6]:PORT */
+static int parse_tcp(const char *address, char host[256], char port[16])
+{
+    const char *text = address + strlen("tcp://"), *colon = strrchr(text, ':');
+    if (strncmp(address, "tcp://", strlen("tcp://")) || !colon) return -1;
+    size_t length = (size_t)(colon - text);
+    if (length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
+    if (length == 0 || length >= 256 || strlen(colon + 1) == 0 || strlen(colon + 1) >= 16) return -1;
+    snprintf(host, 256, "%.*s", (int)length, text);
+    snprintf(port, 16, "%s", colon + 1);
+    return 0;
+}
+
+static int bind_tcp(const struct addrinfo *found, int *number)
+{
+    const int on = 1, off = 0;
+    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (found->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        if (!bind(fd, found->ai_addr, found->ai_addrlen)) return fd;
+    }
+    *number = errno;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static uint16_t port_of(const uv_tcp_t *tcp)
+{
+    struct sockaddr_storage bound;
+    int size = sizeof bound;
+    if (uv_tcp_getsockname(tcp, (struct sockaddr *)&bound, &size)) return 0;
+    return ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&bound)->sin6_port
+                                             : ((const struct sockaddr_in *)&bound)->sin_port);
+}
+
+/* *host and *port as bound: what a client on this machine can connect to. */
+static int listen_tcp(struct listeners *listeners, struct connections *connections, const char *key,
+                      const char *address, enum trust trust, char host[256], uint16_t *port, struct error *error)
+{
+    char service[16];
+    if (parse_tcp(address, host, service)) return fail(error, key, address, "is no tcp://HOST:PORT");
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
+    int status = getaddrinfo(host, service, &hints, &found);
+    if (status) return fail(error, key, address, gai_strerror(status));
+    int number, fd = bind_tcp(found, &number);
+    freeaddrinfo(found);
+    if (fd < 0) return fail(error, key, address, strerror(number));
+    struct listener *listener = &listeners->each[listeners->count++];
+    uv_tcp_init(connections->loop, &listener->tcp);
+    status = uv_tcp_open(&listener->tcp, fd);
+    if (!status) status = connections_listen(connections, listener, trust);
+    if (status) return fail(error, key, address, uv_strerror(status));
+    *port = port_of(&listener->tcp);
+    return 0;
+}
+
+static void format_endpoint(char *text, size_t size, const char *host, uint16_t port)
+{
+    snprintf(text, size, strchr(host, ':') ? "[%.120s]:%u" : "%.120s:%u", host, port);
+}
+
+/* "tcp://A:PORT,tcp://B:PORT…": every address of this machine that another one might reach. The link-local ones need a
+ * scope that means nothing elsewhere. */
+static int list_addresses(char *list, size_t size, uint16_t port, struct error *error)
+{
+    struct ifaddrs *interfaces;
+    if (getifaddrs(&interfaces))
+        return error_set_errno(error, STATUS_UNAVAILABLE, errno, "control.workers: this host's addresses");
+    size_t used = 0;
+    list[0] = '\0';
+    for (const struct ifaddrs *each = interfaces; each; each = each->ifa_next) {
+        char host[INET6_ADDRSTRLEN], endpoint[160];
+        if (!each->ifa_addr || !(each->ifa_flags & IFF_UP) || (each->ifa_flags & IFF_LOOPBACK)) continue;
+        int family = each->ifa_addr->sa_family;
+        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)(const void *)each->ifa_addr)->sin6_addr;
+        if (family == AF_INET)
+            inet_ntop(family, &((const struct sockaddr_in *)(const void *)each->ifa_addr)->sin_addr, host, sizeof host);
+        else if (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(v6))
+            inet_ntop(family, v6, host, sizeof host);
+        else
+            continue;
+        format_endpoint(endpoint, sizeof endpoint, host, port);
+        if (used + strlen(endpoint) + 8 >= size) break; /* the first dozens will do */
+        used += (size_t)snprintf(list + used, size - used, "%stcp://%s", used ? "," : "", endpoint);
+    }
+    freeifaddrs(interfaces);
+    if (!used)
+        return error_set(error, STATUS_UNAVAILABLE, "control.workers: this host has no address that others can reach");
+    return 0;
+}
+
+static int listen_for_workers(struct listeners *listeners, struct connections *connections, const char *address,
+                              struct error *error)
+{
+    bool is_auto = !strcmp(address, "auto");
+    char host[256], endpoint[160];
+    uint16_t port;
+    const char *where = !is_auto ? address : "tcp://[::]:0";
+    int status = listen_tcp(listeners, connections, "control.workers", where, TRUST_WORKER, host, &port, error);
+    if (status && is_auto) /* a machine without IPv6 */
+        status =
+            listen_tcp(listeners, connections, "control.workers", "tcp://0.0.0.0:0", TRUST_WORKER, host, &port, error);
+    if (status) return status;
+    if (is_auto || !strcmp(host, "0.0.0.0") || !strcmp(host, "::"))
+        return list_addresses(listeners->workers, sizeof listeners->workers, port, error);
+    format_endpoint(endpoint, sizeof endpoint, host, port);
+    snprintf(listeners->workers, sizeof listeners->workers, "tcp://%s", endpoint);
+    return 0;
+}
+
+int listeners_open(struct listeners *listeners, struct connections *connections,
+                   const Gacc__V1__ControlSection *control, bool one_host, struct leftovers *leftovers,
+                   struct error *error)
+{
+    const bool operators_on_unix = !strncmp(control->listen, "unix:", strlen("unix:"));
+    const bool workers_on_unix = one_host && !strcmp(control->workers, "auto");
+    listeners->count = 0;
+    listeners->needs_token = !operators_on_unix;
+    int status = 0;
+    if (operators_on_unix || workers_on_unix)
+        status =
+            listen_unix(listeners, connections, operators_on_unix ? control->listen : "unix:auto", leftovers, error);
+    if (!status && operators_on_unix)
+        snprintf(listeners->endpoint, sizeof listeners->endpoint, "unix:%s", leftovers->socket);
+    if (!status && !operators_on_unix) {
+        char host[256];
+        uint16_t port;
+        status =
+            listen_tcp(listeners, connections, "control.listen", control->listen, TRUST_OPERATOR, host, &port, error);
+        if (!status) format_endpoint(listeners->endpoint, sizeof listeners->endpoint, host, port);
+    }
+    if (!status && workers_on_unix)
+        snprintf(listeners->workers, sizeof listeners->workers, "unix:%s", leftovers->socket);
+    if (!status && !workers_on_unix) status = listen_for_workers(listeners, connections, control->workers, error);
+    return status;
+}
+
+void listeners_close(struct listeners *listeners)
+{
+    for (unsigned i = 0; i < listeners->count; i++) uv_close(&listeners->each[i].handle, NULL);
+}

@@ -1,0 +1,236 @@
+#include "daemon/coordinator/run_directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/job/job.h"
+
+static int path_in(char *path, const char *directory, const char *name, struct error *error)
+{
+    int length = snprintf(path, PATH_MAX, "%s/%s", directory, name);
+    if (length < 0 || length >= PATH_MAX)
+        return error_set(error, STATUS_IO, "job.output: %s: the path is too long", directory);
+    return 0;
+}
+
+/* mkdir -p */
+static int make_directories(const char *path, struct error *error)
+{
+    char part[PATH_MAX];
+    if (path_in(part, path, "", error)) return -STATUS_IO; /* ends in '/' */
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return error_set_errno(error, STATUS_IO, errno, "job.output: cannot make the directory %s", part);
+        *slash = '/';
+    }
+    struct stat facts;
+    if (stat(path, &facts)) return error_set_errno(error, STATUS_IO, errno, "job.output: %s", path);
+    if (!S_ISDIR(facts.st_mode)) return error_set(error, STATUS_IO, "job.output: %s exists and is no directory", path);
+    return 0;
+}
+
+/* PATH becomes `text` at once or not at all. */
+static int write_whole(const char *path, const char *text, size_t length, mode_t mode, struct error *error)
+{
+    char temporary[PATH_MAX + 8];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", temporary);
+    int number = 0;
+    for (size_t done = 0; done < length && !number;) {
+        ssize_t written = write(fd, text + done, length - done);
+        if (written > 0)
+            done += (size_t)written;
+        else if (written == 0 || errno != EINTR)
+            number = written == 0 ? ENOSPC : errno;
+    }
+    if (!number && fsync(fd)) number = errno;
+    if (close(fd) && !number) number = errno;
+    if (!number && rename(temporary, path)) number = errno;
+    if (!number) return 0;
+    unlink(temporary);
+    return error_set_errno(error, STATUS_IO, number, "%s", path);
+}
+
+static int write_json(const char *path, const json_t *object, mode_t mode, struct error *error)
+{
+    char *text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    if (!text) return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in place of the zero */
+    int status = write_whole(path, text, length + 1, mode, error);
+    free(text);
+    return status;
+}
+
+static void hex(const ProtobufCBinaryData *bytes, char text[2 * 32 + 1])
+{
+    text[0] = '\0';
+    for (size_t i = 0; i < bytes->len && i < 32; i++) snprintf(text + 2 * i, 3, "%02x", bytes->data[i]);
+}
+
+/* What an earlier start left: nothing, an unfinished run, this job finished, or another job finished. */
+static int judge_result(const Gacc__V1__JobSpec *job, bool *finished, struct error *error)
+{
+    char path[PATH_MAX], digest[65];
+    if (path_in(path, job->job->output, "result.json", error)) return -STATUS_IO;
+    json_t *result = json_load_file(path, 0, NULL);
+    const char *status = json_string_value(json_object_get(result, "status"));
+    const char *of = json_string_value(json_object_get(result, "job_digest"));
+    bool done = status && !strcmp(status, "done");
+    hex(&job->digest, digest);
+    *finished = done && of && !strcmp(of, digest);
+    json_decref(result);
+    if (done && !*finished)
+        return error_set(error, STATUS_JOB,
+                         "job.output: %s holds the finished run of another job: choose another --output, or give "
+                         "--resume never to begin anew there",
+                         job->job->output);
+    return 0;
+}
+
+static long holder_of(const char *output)
+{
+    char path[PATH_MAX];
+    if (path_in(path, output, "connection.json", NULL)) return 0;
+    json_t *connection = json_load_file(path, 0, NULL);
+    long pid = (long)json_integer_value(json_object_get(connection, "pid"));
+    json_decref(connection);
+    return pid;
+}
+
+static int open_and_lock_log(struct run_directory *directory, const char *path, struct error *error)
+{
+    directory->reader = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (directory->reader < 0) return error_set_errno(error, STATUS_IO, errno, "job.output: %s", path);
+    if (!flock(directory->reader, LOCK_EX | LOCK_NB)) return 0;
+    int number = errno;
+    if (number != EWOULDBLOCK) return error_set_errno(error, STATUS_IO, number, "job.output: cannot lock %s", path);
+    long pid = holder_of(directory->path);
+    if (!pid) return error_set(error, STATUS_UNAVAILABLE, "job.output: another job is writing in %s", directory->path);
+    return error_set(error, STATUS_UNAVAILABLE, "job.output: another job (process %ld) is writing in %s", pid,
+                     directory->path);
+}
+
+int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec *job, bool fresh, bool *finished,
+                       struct error *error)
+{
+    *directory = (struct run_directory){.path = job->job->output, .job = job, .reader = -1, .log = {.fd = -1}};
+    *finished = false;
+    char log[PATH_MAX], result[PATH_MAX];
+    int status = make_directories(directory->path, error);
+    if (status || (status = path_in(log, directory->path, "log.jsonl", error)) ||
+        (status = path_in(result, directory->path, "result.json", error)))
+        return status;
+    if ((status = open_and_lock_log(directory, log, error)) ||
+        (!fresh && (status = judge_result(job, finished, error))) || *finished)
+        goto close;
+    if (unlink(result) && errno != ENOENT) {
+        status = error_set_errno(error, STATUS_IO, errno, "job.output: cannot replace %s", result);
+        goto close;
+    }
+    if ((status = step_log_open(&directory->log, log, error))) goto close;
+    directory->start = lseek(directory->reader, 0, SEEK_END);
+    return 0;
+close:
+    run_directory_close(directory);
+    return status;
+}
+
+void run_directory_close(struct run_directory *directory)
+{
+    if (directory->log.fd >= 0) step_log_close(&directory->log, NULL);
+    if (directory->reader >= 0) close(directory->reader);
+    directory->log.fd = directory->reader = -1;
+}
+
+int run_directory_write_job(const struct run_directory *directory, uint32_t ranks, struct error *error)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t length = 0;
+    if (path_in(path, directory->path, "job.yaml", error)) return -STATUS_IO;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream) return error_set_errno(error, STATUS_INTERNAL, errno, "%s", path);
+    int printed = job_print(directory->job, ranks, stream);
+    if (fclose(stream) || printed) {
+        free(text);
+        return error_set(error, STATUS_INTERNAL, "%s: the job cannot be printed", path);
+    }
+    int status = write_whole(path, text, length, 0666, error);
+    free(text);
+    return status;
+}
+
+int run_directory_write_connection(const struct run_directory *directory, const char *path,
+                                   const struct connection_facts *facts, struct error *error)
+{
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    json_t *object =
+        json_pack("{ss ss? si ss ss ss ss}", "endpoint", facts->endpoint, "token", facts->token, "pid", (int)facts->pid,
+                  "job_id", facts->job_id, "job", directory->job->job->name, "host", host, "output", directory->path);
+    if (!object) return error_set(error, STATUS_INTERNAL, "%s: out of memory, or a name that is no UTF-8", path);
+    int status = write_json(path, object, 0600, error);
+    json_decref(object);
+    return status;
+}
+
+int run_result_write(const Gacc__V1__JobSpec *job, const struct end_record *end, struct error *error)
+{
+    char path[PATH_MAX], digest[65];
+    if (path_in(path, job->job->output, "result.json", error)) return -STATUS_IO;
+    hex(&job->digest, digest);
+    char *text = result_text(end);
+    json_t *object = text ? json_loads(text, 0, NULL) : NULL;
+    free(text);
+    if (!object || json_object_set_new(object, "job_digest", json_string(digest))) {
+        json_decref(object);
+        return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
+    }
+    int status = write_json(path, object, 0666, error);
+    json_decref(object);
+    return status;
+}
+
+void run_result_last_counters(const Gacc__V1__JobSpec *job, struct step_counters *counters)
+{
+    *counters = (struct step_counters){0};
+    char path[PATH_MAX], tail[65537];
+    if (path_in(path, job->job->output, "log.jsonl", NULL)) return;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    off_t size = lseek(fd, 0, SEEK_END), from = size > 65536 ? size - 65536 : 0;
+    ssize_t length = pread(fd, tail, sizeof tail - 1, from);
+    close(fd);
+    if (length <= 0) return;
+    tail[length] = '\0';
+    for (char *line = tail, *next; line && *line; line = next) {
+        next = strchr(line, '\n');
+        if (next) *next++ = '\0';
+        json_t *record = json_loads(line, 0, NULL);
+        const char *type = json_string_value(json_object_get(record, "type"));
+        const struct {
+            const char *key;
+            uint64_t *counter;
+        } keys[] = {{"step", &counters->step},
+                    {"optimizer_steps", &counters->optimizer_steps},
+                    {"skipped_steps", &counters->skipped_steps},
+                    {"empty_steps", &counters->empty_steps},
+                    {"scheduler_steps", &counters->scheduler_steps},
+                    {"tokens_seen", &counters->tokens_seen}};
+        if (type && !strcmp(type, "header")) *counters = (struct step_counters){0};
+        if (type && !strcmp(type, "step"))
+            for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+                *keys[i].counter = (uint64_t)json_integer_value(json_object_get(record, keys[i].key));
+        json_decref(record);
+    }
+}

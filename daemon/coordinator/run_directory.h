@@ -1,0 +1,46 @@
+/*
+ * The run directory: who may write there, and the files that are written whole. log.jsonl grows line by line
+ * (observe/step_log.h); the lock on it keeps a second job out.
+ */
+#ifndef GACC_RUN_DIRECTORY_H
+#define GACC_RUN_DIRECTORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/observe/step_log.h"
+#include "proto/error.h"
+#include "proto/gacc/v1/job.pb-c.h"
+
+struct run_directory {
+    const char *path; /* the job's output, borrowed */
+    const Gacc__V1__JobSpec *job;
+    int reader;    /* of log.jsonl, for reading; holds the lock */
+    int64_t start; /* where this start's lines begin in log.jsonl */
+    struct step_log log;
+};
+
+/* Makes and locks the directory, opens the log. *finished: an earlier start of the same job is done and nothing was
+ * touched. With `fresh` (--resume never) what lies there does not matter. */
+int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec *job, bool fresh, bool *finished,
+                       struct error *error);
+void run_directory_close(struct run_directory *directory);
+
+int run_directory_write_job(const struct run_directory *directory, uint32_t ranks, struct error *error);
+
+struct connection_facts {
+    const char *endpoint, *token; /* token NULL: none is needed */
+    const char *job_id;
+    pid_t pid;
+};
+/* `path`: connection.json, as leftovers.h keeps it. */
+int run_directory_write_connection(const struct run_directory *directory, const char *path,
+                                   const struct connection_facts *facts, struct error *error);
+
+/* result.json. Needs no open directory: rank 0 writes it, too, when the coordinator died. */
+int run_result_write(const Gacc__V1__JobSpec *job, const struct end_record *end, struct error *error);
+/* The counters of the last step in the job's log.jsonl; zero where there is none. */
+void run_result_last_counters(const Gacc__V1__JobSpec *job, struct step_counters *counters);
+
+#endif

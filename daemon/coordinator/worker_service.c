@@ -1,0 +1,202 @@
+/* gacc.v1.Workers: one stream per rank. Feeds the conductor what ranks say and sends all of them its answers. */
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/coordinator/inside.h"
+
+/* A call's user pointer is its rank + 1; NULL until its hello. */
+static void *user_of_rank(uint32_t rank)
+{
+    return (void *)(uintptr_t)(rank + 1u);
+}
+
+static bool has_secret(const struct rpc_call *call, const uint8_t secret[SECRET_BYTES])
+{
+    uint8_t bytes[64];
+    const char *text = rpc_call_metadata(call, "gacc-secret-bin");
+    char padded[64];
+    /* base64 of 32 bytes: 43 characters, and one '=' that gRPC allows to leave out */
+    if (!text || (strlen(text) != 43 && strlen(text) != 44)) return false;
+    snprintf(padded, sizeof padded, "%.43s=", text);
+    return EVP_DecodeBlock(bytes, (const unsigned char *)padded, 44) >= SECRET_BYTES &&
+           !CRYPTO_memcmp(bytes, secret, SECRET_BYTES);
+}
+
+void join_begin(struct rpc_call *call, void *context)
+{
+    const struct coordinator *coordinator = context;
+    if (!has_secret(call, coordinator->secret))
+        rpc_call_finish(call, RPC_UNAUTHENTICATED, "gacc-secret-bin: not this job's");
+    connection_wake(call);
+}
+
+/* The message is packed once and the same bytes go to every rank that `to` names (NULL: all that have joined). */
+static void send_to(struct coordinator *coordinator, const Gacc__V1__CoordinatorMessage *message, struct rpc_call *to)
+{
+    size_t length = gacc__v1__coordinator_message__get_packed_size(message);
+    uint8_t *bytes = malloc(length + 1);
+    if (bytes) gacc__v1__coordinator_message__pack(message, bytes);
+    for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++) {
+        struct rpc_call *call = coordinator->workers[rank];
+        if (!call || (to && call != to)) continue;
+        /* A rank that takes nothing any more is cancelled, and so lost. */
+        if (!bytes || rpc_call_send(call, bytes, length)) rpc_call_cancel(call);
+        connection_wake(call);
+    }
+    free(bytes);
+}
+
+static void send_welcome(struct coordinator *coordinator)
+{
+    const Gacc__V1__Welcome *welcome = conductor_welcome(coordinator->conductor, coordinator_now(coordinator));
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_WELCOME;
+    message.welcome = (Gacc__V1__Welcome *)welcome;
+    send_to(coordinator, &message, NULL);
+    coordinator_write_header(coordinator);
+}
+
+static void send_decision(struct coordinator *coordinator)
+{
+    const Gacc__V1__Decision *decision = conductor_decide(coordinator->conductor, coordinator_now(coordinator));
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
+    message.decision = (Gacc__V1__Decision *)decision;
+    send_to(coordinator, &message, NULL);
+}
+
+static void send_farewell(struct coordinator *coordinator, uint32_t rank)
+{
+    struct rpc_call *call = coordinator->workers[rank];
+    Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
+    message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_FAREWELL;
+    message.farewell = (Gacc__V1__Farewell *)conductor_farewell(coordinator->conductor, rank);
+    send_to(coordinator, &message, call);
+    rpc_call_finish(call, RPC_OK, NULL);
+}
+
+void workers_say_farewell(struct coordinator *coordinator)
+{
+    for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++)
+        if (coordinator->workers[rank]) send_farewell(coordinator, rank);
+}
+
+/* Why this hello is no rank's of this job; NULL when it is. */
+static const char *refusal(const struct coordinator *coordinator, const Gacc__V1__Hello *hello)
+{
+    const ProtobufCBinaryData *digest = &coordinator->options->job->digest;
+    if (hello->rank >= coordinator->options->ranks) return "there is no such rank";
+    if (hello->ranks != coordinator->options->ranks) return "the number of ranks differs";
+    if (hello->job_digest.len != digest->len || memcmp(hello->job_digest.data, digest->data, digest->len))
+        return "the job differs";
+    if (coordinator->workers[hello->rank]) return "this rank has joined already";
+    return NULL;
+}
+
+static void hello(struct coordinator *coordinator, struct rpc_call *call, const Gacc__V1__Hello *hello)
+{
+    const char *why = refusal(coordinator, hello);
+    if (why) {
+        rpc_call_finish(call, RPC_FAILED_PRECONDITION, why);
+        connection_wake(call);
+        return;
+    }
+    rpc_call_set_user(call, user_of_rank(hello->rank));
+    coordinator->workers[hello->rank] = call;
+    coordinator->joined++;
+    struct error error;
+    int taken = conductor_hello(coordinator->conductor, hello->rank, hello, coordinator_now(coordinator), &error);
+    if (coordinator->concluded)
+        send_farewell(coordinator, hello->rank);
+    else if (taken < 0)
+        coordinator_conclude(coordinator);
+    else if (taken == 1)
+        send_welcome(coordinator);
+}
+
+static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1__WorkerMessage *message)
+{
+    struct conductor *conductor = coordinator->conductor;
+    const double now = coordinator_now(coordinator);
+    struct error error;
+    int taken = 0;
+    switch (message->body_case) {
+    case GACC__V1__WORKER_MESSAGE__BODY_STATE:
+        conductor_state(conductor, rank, message->state, now);
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_REPORT:
+        taken = conductor_report(conductor, rank, message->report, now, &error);
+        if (taken == 1) send_decision(coordinator);
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_STEP_DONE:
+        taken = conductor_step_done(conductor, rank, message->step_done, now, &error);
+        if (taken == 1) {
+            coordinator_write_records(coordinator);
+            coordinator_show_progress(coordinator);
+        }
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_FINISHED:
+        taken = conductor_finished(conductor, rank, message->finished, now, &error);
+        if (taken == 1) coordinator_conclude(coordinator);
+        break;
+    default:
+        workers_lose(coordinator, rank, "it sent a message that has no meaning here");
+        break;
+    }
+    if (taken < 0) coordinator_conclude(coordinator);
+}
+
+void join_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    struct coordinator *coordinator = context;
+    const uintptr_t user = (uintptr_t)rpc_call_user(call);
+    Gacc__V1__WorkerMessage *message = gacc__v1__worker_message__unpack(NULL, length, bytes);
+    const bool is_hello = message && message->body_case == GACC__V1__WORKER_MESSAGE__BODY_HELLO;
+    if (user && message && !is_hello) {
+        if (!coordinator->concluded) take(coordinator, (uint32_t)(user - 1), message);
+    } else if (!user && is_hello) {
+        hello(coordinator, call, message->hello);
+    } else { /* `gone` tells the conductor */
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "not a message that is expected here");
+        connection_wake(call);
+    }
+    if (message) gacc__v1__worker_message__free_unpacked(message, NULL);
+}
+
+void join_gone(struct rpc_call *call, void *context)
+{
+    struct coordinator *coordinator = context;
+    const uintptr_t user = (uintptr_t)rpc_call_user(call);
+    if (!user) return;
+    coordinator->workers[user - 1] = NULL;
+    workers_lose(coordinator, (uint32_t)(user - 1), "its process or its connection ended");
+}
+
+void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why)
+{
+    if (!coordinator->concluded && conductor_lost(coordinator->conductor, rank, why)) coordinator_conclude(coordinator);
+}
+
+void workers_check_silence(struct coordinator *coordinator)
+{
+    const uint64_t limit = (uint64_t)(coordinator->options->job->control->timeout_seconds * 1e3);
+    const uint64_t now = uv_now(&coordinator->loop);
+    char why[96];
+    for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++) {
+        const struct rpc_call *call = coordinator->workers[rank];
+        if (call ? now - connection_heard(call) < limit : now - coordinator->started < limit) continue;
+        snprintf(why, sizeof why, "%s for %g s (control.timeout)",
+                 call ? "nothing was heard from it" : "it has not joined", (double)limit * 1e-3);
+        workers_lose(coordinator, rank, why);
+    }
+}
+
+bool workers_all_gone(const struct coordinator *coordinator)
+{
+    for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++)
+        if (coordinator->workers[rank]) return false;
+    return true;
+}

@@ -1,0 +1,334 @@
+#include "daemon/launch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/coordinator/coordinator.h"
+#include "daemon/coordinator/run_directory.h"
+#include "daemon/gpt_config.h"
+#include "daemon/place.h"
+#include "worker/control_client.h"
+#include "worker/session.h"
+
+struct launch {
+    const struct launch_options *options;
+    struct place place;
+    Gacc__V1__JobSpec *job;
+    char addresses[LISTENERS_ADDRESSES_MAX]; /* of the coordinator */
+    uint8_t secret[SECRET_BYTES];
+    bool finished; /* nothing to do: an earlier start did it */
+    char shared_memory[256];
+    struct comm *comm;
+
+    /* rank 0 */
+    struct coordinator_link coordinator;
+    struct leftovers leftovers;
+    pthread_t note_reader;
+};
+
+/* The first thing rank 0 tells the others; what the lengths say follows. */
+struct invitation {
+    uint32_t finished, address_bytes, job_bytes;
+    uint8_t secret[SECRET_BYTES];
+};
+
+/* ---- what is printed ---- */
+
+/* Before the ranks exist, and where the text names a rank already. */
+static void complain(const char *text)
+{
+    fprintf(stderr, "gaccd: %s\n", text);
+}
+
+static void complain_as_rank(const struct launch *launch, const char *text)
+{
+    if (!strncmp(text, "rank ", 5))
+        complain(text);
+    else
+        fprintf(stderr, "gaccd: rank %u: %s\n", launch->place.rank, text);
+}
+
+/* Shows what the coordinator has to say, until it is gone. */
+static void *read_notes(void *context)
+{
+    const struct launch *launch = context;
+    struct coordinator_note note;
+    ssize_t length;
+    while ((length = read(launch->coordinator.notes, &note, sizeof note)) == sizeof note ||
+           (length < 0 && errno == EINTR)) {
+        if (length < 0) continue;
+        if (note.kind == NOTE_FATAL) {
+            complain(note.text);
+            _exit((int)note.status); /* this rank hangs in MPI_Init, or in its way there */
+        }
+        printf("\r\033[K%s%s", note.text, note.kind == NOTE_DONE ? "\n" : "");
+        fflush(stdout);
+    }
+    return NULL;
+}
+
+/* ---- rank 0, before MPI ---- */
+
+static int start_coordinator(struct launch *launch, struct error *error)
+{
+    struct coordinator_options options = {
+        .job = launch->job,
+        .ranks = launch->place.ranks,
+        .one_host = launch->place.one_host,
+        .fresh = launch->options->fresh,
+        .progress = place_has_terminal(&launch->place),
+    };
+    struct leftovers *leftovers = &options.leftovers;
+    snprintf(leftovers->shared_memory, sizeof leftovers->shared_memory, "%s", launch->shared_memory);
+    if (!place_session_directory(leftovers->session_directory, sizeof leftovers->session_directory,
+                                 &leftovers->launcher))
+        leftovers->session_directory[0] = '\0';
+    struct coordinator_ready ready;
+    int status = coordinator_start(&launch->coordinator, &options, &ready, &launch->leftovers, error);
+    if (status) return status;
+    launch->finished = ready.finished;
+    if (ready.finished) return 0;
+    snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
+    memcpy(launch->secret, ready.secret, SECRET_BYTES);
+    int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
+    if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
+    return 0;
+}
+
+static int prepare_job(struct launch *launch, struct error *error)
+{
+    int status = job_load(&launch->job, launch->options->job_path, &launch->options->overrides, stderr, error);
+    if (!status) status = job_check_ranks(launch->job, launch->place.ranks, error);
+    if (!status) status = start_coordinator(launch, error);
+    return status;
+}
+
+/* ---- becoming a rank ---- */
+
+static int open_transport(struct launch *launch, struct error *error)
+{
+    if (!launch->place.launched) return comm_open_alone(&launch->comm, error);
+    if (launch->shared_memory[0]) place_shared_memory_use(&launch->place, launch->shared_memory);
+    place_tune_transport(&launch->place);
+    int given, size = 0;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given) != MPI_SUCCESS || given < MPI_THREAD_FUNNELED)
+        return error_set(error, STATUS_UNAVAILABLE, "MPI does not start with MPI_THREAD_FUNNELED");
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if ((uint32_t)size != launch->place.ranks)
+        return error_set(error, STATUS_UNAVAILABLE,
+                         "the launcher says %u ranks, MPI says %d: gaccd was built for another MPI than the launcher's",
+                         launch->place.ranks, size);
+    return comm_open_mpi(&launch->comm, error);
+}
+
+static int take_invitation(struct launch *launch, struct error *error)
+{
+    struct comm *comm = launch->comm;
+    const bool inviting = comm->rank == 0;
+    struct invitation invitation = {.finished = launch->finished};
+    uint8_t *bytes = NULL;
+    if (inviting && !launch->finished) {
+        invitation.address_bytes = (uint32_t)strlen(launch->addresses);
+        invitation.job_bytes = (uint32_t)gacc__v1__job_spec__get_packed_size(launch->job);
+        memcpy(invitation.secret, launch->secret, SECRET_BYTES);
+    }
+    int status = comm_broadcast(comm, &invitation, sizeof invitation, 0, error);
+    const uint32_t length = invitation.address_bytes + invitation.job_bytes;
+    launch->finished = invitation.finished;
+    if (status || launch->finished) return status;
+    if (!(bytes = malloc(length))) return error_set(error, STATUS_INTERNAL, "out of memory for the job");
+    if (inviting) {
+        memcpy(bytes, launch->addresses, invitation.address_bytes);
+        gacc__v1__job_spec__pack(launch->job, bytes + invitation.address_bytes);
+    }
+    status = comm_broadcast(comm, bytes, length, 0, error);
+    if (!status && !inviting) {
+        snprintf(launch->addresses, sizeof launch->addresses, "%.*s", (int)invitation.address_bytes, (char *)bytes);
+        memcpy(launch->secret, invitation.secret, SECRET_BYTES);
+        launch->job = gacc__v1__job_spec__unpack(NULL, invitation.job_bytes, bytes + invitation.address_bytes);
+        if (!launch->job) status = error_set(error, STATUS_INTERNAL, "the job cannot be read as rank 0 sent it");
+    }
+    free(bytes);
+    comm->counts = (struct comm_counts){0};
+    return status;
+}
+
+/* ---- the ends that are not in order; both on the control thread ---- */
+
+static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
+{
+    const struct launch *launch = context;
+    const Gacc__V1__Failure *failure = farewell->failure;
+    if (farewell->print && failure) complain_as_rank(launch, failure->text);
+    comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
+}
+
+/* Rank 0 does what the coordinator would have done; the others leave it the time to. */
+static void on_lost(void *context, const struct error *error)
+{
+    const struct launch *launch = context;
+    if (launch->place.rank == 0) {
+        complain_as_rank(launch, error->text);
+        struct end_record end = {.exit = STATUS_INTERNAL, .reason = error->text};
+        struct error unwritten;
+        run_result_last_counters(launch->job, &end.counters);
+        if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
+        leftovers_remove(&launch->leftovers);
+    } else {
+        sleep(1);
+    }
+    comm_abort(launch->comm, STATUS_INTERNAL);
+}
+
+/* ---- a rank's work ---- */
+
+/* The addresses one after the other: the first that answers. */
+static int open_control(struct launch *launch, struct control **control, struct error *error)
+{
+    const struct control_client_events events = {on_lost, on_farewell, launch};
+    const double timeout = launch->job->control->timeout_seconds;
+    char list[sizeof launch->addresses], *rest;
+    snprintf(list, sizeof list, "%s", launch->addresses);
+    int status = error_set(error, STATUS_UNAVAILABLE, "the coordinator has no address");
+    for (char *address = strtok_r(list, ",", &rest); address && status; address = strtok_r(NULL, ",", &rest))
+        status = control_client_open(control, address, launch->secret, launch->place.rank, timeout, &events, error);
+    return status;
+}
+
+static int say_cannot_start(const struct launch *launch, struct control *control, const struct error *why,
+                            struct error *error)
+{
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    failure.status = why->status;
+    failure.text = (char *)why->text;
+    Gacc__V1__Hello hello = GACC__V1__HELLO__INIT;
+    hello.rank = launch->place.rank;
+    hello.ranks = launch->place.ranks;
+    hello.job_digest = launch->job->digest;
+    hello.host = host;
+    hello.pid = (uint32_t)getpid();
+    hello.failure = &failure;
+    Gacc__V1__Welcome *welcome = NULL;
+    int status = control->hello(control, &hello, &welcome, error);
+    if (!status) gacc__v1__welcome__free_unpacked(welcome, NULL);
+    return status ? status : error_set(error, why->status, "%s", why->text);
+}
+
+static int export_model(const struct launch *launch, struct session *session, struct error *error)
+{
+    char directory[PATH_MAX - 32], path[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s/final", launch->job->job->output);
+    if (launch->place.rank == 0) mkdir(directory, 0777); /* a failure shows when the model is written, on all ranks */
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    int status = session_write_model(session, path, error);
+    if (status || launch->place.rank != 0 || launch->job->model->type != GACC__V1__MODEL_TYPE__MODEL_GPT) return status;
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    return gpt_config_write(launch->job->model, path, error);
+}
+
+static int train(const struct launch *launch, struct control *control, struct error *error)
+{
+    struct session *session;
+    struct error why;
+    if (session_open(&session, launch->job, launch->comm, control, NULL, &why))
+        return say_cannot_start(launch, control, &why, error);
+    int status = session_run(session, error);
+    if (!status) status = export_model(launch, session, error);
+    session_close(session);
+    return status;
+}
+
+/* The job's status, as the coordinator says it in its farewell. Where it has said so before (in answer to hello), or is
+ * gone, *error holds the last word. */
+static int finish(const struct launch *launch, struct control *control, int status, struct error *error)
+{
+    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    Gacc__V1__Finished finished = GACC__V1__FINISHED__INIT;
+    Gacc__V1__Farewell *farewell = NULL;
+    struct error unheard;
+    if (status) {
+        failure.status = error->status;
+        failure.text = error->text;
+        finished.failure = &failure;
+    }
+    if (control->finished(control, &finished, &farewell, &unheard)) {
+        if (!status) *error = unheard;
+        status = status ? status : -(int)unheard.status;
+    } else {
+        const Gacc__V1__Failure *verdict = farewell->failure;
+        status = verdict && verdict->status ? error_set(error, (enum status)verdict->status, "%s", verdict->text) : 0;
+        gacc__v1__farewell__free_unpacked(farewell, NULL);
+    }
+    if (status && control_client_prints(control)) complain_as_rank(launch, error->text);
+    return status;
+}
+
+static int work(struct launch *launch, struct error *error)
+{
+    struct control *control;
+    int status = open_control(launch, &control, error);
+    if (status) {
+        complain_as_rank(launch, error->text);
+        comm_abort(launch->comm, -status);
+    }
+    status = train(launch, control, error);
+    status = finish(launch, control, status, error);
+    control_client_close(control);
+    /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. */
+    if (status == -STATUS_INTERNAL) comm_abort(launch->comm, STATUS_INTERNAL);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static void end_coordinator(const struct launch *launch, const struct error *last_words)
+{
+    if (last_words && write(launch->coordinator.life, last_words, sizeof *last_words) < 0) {
+    } /* it is gone, then */
+    close(launch->coordinator.life);
+    waitpid(launch->coordinator.pid, NULL, 0);
+    pthread_join(launch->note_reader, NULL);
+}
+
+int launch_run(const struct launch_options *options)
+{
+    struct launch launch = {.options = options};
+    struct error error;
+    int status = place_find(&launch.place, &error);
+    const bool is_first = launch.place.rank == 0;
+    if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
+        launch.shared_memory[0] = '\0';
+    if (!status && is_first) status = prepare_job(&launch, &error);
+    if (status) {
+        complain(error.text);
+        return -status;
+    }
+    status = open_transport(&launch, &error);
+    if (!status) status = take_invitation(&launch, &error);
+    if (status) { /* the ranks are not together: no order to end in */
+        if (is_first) complain_as_rank(&launch, error.text);
+        if (is_first && !launch.finished) end_coordinator(&launch, &error);
+        return -status;
+    }
+    if (!launch.finished)
+        status = work(&launch, &error);
+    else if (is_first)
+        fprintf(stderr, "gaccd: %s: already finished\n", launch.job->job->output);
+
+    comm_close(launch.comm);
+    if (launch.place.launched) MPI_Finalize();
+    if (is_first && !launch.finished) end_coordinator(&launch, NULL);
+    gacc__v1__job_spec__free_unpacked(launch.job, NULL);
+    return is_first ? -status : 0; /* the others end first, and with 0, so that the launcher returns rank 0's status */
+}

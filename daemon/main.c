@@ -1,0 +1,214 @@
+/* gaccd: the command line. Subcommands and options are tables; what they do stands elsewhere. */
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job/job.h"
+#include "daemon/launch.h"
+#include "daemon/place.h"
+#include "worker/data/data.h"
+
+#define SETS_MAX 256
+
+struct arguments {
+    const char *sets[SETS_MAX];
+    size_t set_count;
+    const char *output, *resume, *device;
+    long ranks; /* -n; 0: not given */
+    char **paths;
+    int path_count;
+};
+
+static bool is_silent; /* only rank 0 talks about the command line, which is everyone's */
+
+__attribute__((format(printf, 2, 3))) static int refuse(enum status status, const char *format, ...)
+{
+    struct error error;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error.text, sizeof error.text, format, arguments);
+    va_end(arguments);
+    if (!is_silent) fprintf(stderr, "gaccd: %s\n", error.text);
+    return (int)status;
+}
+
+/* ---- the subcommands ---- */
+
+static int check_device(const char *device)
+{
+    if (!device || !strcmp(device, "auto") || !strcmp(device, "cpu")) return 0;
+    if (!strcmp(device, "cuda")) return refuse(STATUS_UNAVAILABLE, "--device cuda: this version computes on CPUs only");
+    return refuse(STATUS_USAGE, "--device %s: auto, cpu or cuda is wanted", device);
+}
+
+static int check_resume(const char *resume)
+{
+    if (!resume || !strcmp(resume, "auto") || !strcmp(resume, "never")) return 0;
+    return refuse(STATUS_MISSING,
+                  "--resume %s: no checkpoint there; this version writes none (auto and never are offered)", resume);
+}
+
+static int command_run(const struct arguments *arguments)
+{
+    int status = check_device(arguments->device);
+    if (!status) status = check_resume(arguments->resume);
+    if (status) return status;
+    const struct launch_options options = {
+        .job_path = arguments->paths[0],
+        .overrides = {arguments->sets, arguments->set_count, arguments->output},
+        .fresh = arguments->resume && !strcmp(arguments->resume, "never"),
+    };
+    return launch_run(&options);
+}
+
+static int command_check(const struct arguments *arguments)
+{
+    struct error error;
+    Gacc__V1__JobSpec *job = NULL;
+    const struct job_overrides overrides = {arguments->sets, arguments->set_count, arguments->output};
+    const uint32_t ranks = (uint32_t)arguments->ranks;
+    int status = job_load(&job, arguments->paths[0], &overrides, stderr, &error);
+    if (!status && ranks) status = job_check_ranks(job, ranks, &error);
+    if (!status && (job_print(job, ranks, stdout) || fflush(stdout)))
+        status = error_set(&error, STATUS_IO, "the job cannot be written to standard output");
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+    return status ? refuse(error.status, "%s", error.text) : 0;
+}
+
+static int command_inspect(const struct arguments *arguments)
+{
+    struct error error;
+    return data_inspect(arguments->paths[0], stdout, &error) ? refuse(error.status, "%s", error.text) : 0;
+}
+
+static int command_help(const struct arguments *arguments);
+
+enum option_set { OPTIONS_NONE, OPTIONS_JOB, OPTIONS_RUN };
+
+static const struct command {
+    const char *name, *operand; /* operand NULL: none */
+    enum option_set options;
+    int (*act)(const struct arguments *); /* NULL: not offered by this version */
+    const char *help;
+} commands[] = {
+    {"run", "JOB.yaml", OPTIONS_RUN, command_run, "train; the word may be left out; mpirun -n N for N ranks"},
+    {"check", "JOB.yaml", OPTIONS_JOB, command_check, "print the effective job; -n N says what N ranks would do"},
+    {"inspect", "PATH", OPTIONS_NONE, command_inspect, "say what a data file holds, and whether it is sound"},
+    {"help", NULL, OPTIONS_NONE, command_help, "print this"},
+    {"plan", NULL, OPTIONS_NONE, NULL, NULL},
+    {"verify", NULL, OPTIONS_NONE, NULL, NULL},
+    {"bench", NULL, OPTIONS_NONE, NULL, NULL},
+};
+#define COMMANDS (sizeof commands / sizeof *commands)
+
+static int command_help(const struct arguments *arguments)
+{
+    (void)arguments;
+    puts("gaccd " GACC_VERSION ": trains with gradient accumulation over MPI ranks\n");
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (commands[i].help)
+            printf("  gaccd %-8s %-9s %s\n", commands[i].name, commands[i].operand ? commands[i].operand : "",
+                   commands[i].help);
+    puts("\n  --set key.path=value       override the job file; may be given again\n"
+         "  --output DIR               the run directory (job.output)\n"
+         "  --resume auto|never        auto: a job that is done stays done (default); never: begin anew\n"
+         "  --device auto|cpu|cuda     cuda is not offered by this version\n"
+         "  -n N                       check: the number of ranks\n"
+         "  --version                  print the version\n"
+         "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
+         "74 input or output, 75 run me again, 76 numerics, 78 job file. While it runs: gaccctl.");
+    return fflush(stdout) ? STATUS_IO : 0;
+}
+
+/* ---- options ---- */
+
+static const struct option job_options[] = {
+    {"set", required_argument, NULL, 's'},
+    {"output", required_argument, NULL, 'o'},
+    {NULL, 0, NULL, 0},
+};
+static const struct option run_options[] = {
+    {"set", required_argument, NULL, 's'},
+    {"output", required_argument, NULL, 'o'},
+    {"resume", required_argument, NULL, 'r'},
+    {"device", required_argument, NULL, 'd'},
+    {NULL, 0, NULL, 0},
+};
+static const struct option no_options[] = {{NULL, 0, NULL, 0}};
+
+static int take_option(struct arguments *arguments, int option)
+{
+    char *end;
+    switch (option) {
+    case 's':
+        if (arguments->set_count == SETS_MAX) return refuse(STATUS_USAGE, "--set: at most %d", SETS_MAX);
+        arguments->sets[arguments->set_count++] = optarg;
+        return 0;
+    case 'o':
+        arguments->output = optarg;
+        return 0;
+    case 'r':
+        arguments->resume = optarg;
+        return 0;
+    case 'd':
+        arguments->device = optarg;
+        return 0;
+    case 'n':
+        arguments->ranks = strtol(optarg, &end, 10);
+        if (*end || arguments->ranks < 1 || arguments->ranks > 1000000)
+            return refuse(STATUS_USAGE, "-n %s: a number of ranks is wanted", optarg);
+        return 0;
+    default:
+        return STATUS_USAGE; /* getopt has said why */
+    }
+}
+
+static int parse(const struct command *command, int count, char **words, struct arguments *arguments)
+{
+    const struct option *options = command->options == OPTIONS_RUN   ? run_options
+                                   : command->options == OPTIONS_JOB ? job_options
+                                                                     : no_options;
+    opterr = !is_silent;
+    for (int option;
+         (option = getopt_long(count, words, command->options == OPTIONS_JOB ? "n:" : "", options, NULL)) != -1;) {
+        int status = take_option(arguments, option);
+        if (status) return status;
+    }
+    arguments->paths = words + optind;
+    arguments->path_count = count - optind;
+    if (arguments->path_count == (command->operand ? 1 : 0)) return 0;
+    if (arguments->path_count == 0)
+        return refuse(STATUS_USAGE, "%s: %s is wanted (gaccd help)", command->name, command->operand);
+    return refuse(STATUS_USAGE, "%s: one word too many: %s", command->name, arguments->paths[command->operand ? 1 : 0]);
+}
+
+static const struct command *find_command(const char *name)
+{
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (!strcmp(commands[i].name, name)) return &commands[i];
+    return NULL;
+}
+
+int main(int count, char **words)
+{
+    struct place place;
+    struct error error;
+    is_silent = !place_find(&place, &error) && place.rank != 0;
+    if (count < 2) return refuse(STATUS_USAGE, "a job file is wanted: gaccd JOB.yaml (gaccd help)");
+    if (!strcmp(words[1], "--version")) {
+        puts("gaccd " GACC_VERSION);
+        return fflush(stdout) ? STATUS_IO : 0;
+    }
+    const bool asks_help = !strcmp(words[1], "--help") || !strcmp(words[1], "-h");
+    const struct command *command = find_command(asks_help ? "help" : words[1]);
+    const int skipped = command ? 1 : 0; /* getopt takes the word before the options for the program's name */
+    if (command) words[1] = words[0];
+    struct arguments arguments = {0};
+    if (command && !command->act) return refuse(STATUS_USAGE, "%s is not offered by this version", command->name);
+    if (!command) command = &commands[0];
+    int status = parse(command, count - skipped, words + skipped, &arguments);
+    return status ? status : command->act(&arguments);
+}
