@@ -30,6 +30,9 @@
 #define EMPTY GACC__V1__VERDICT__VERDICT_EMPTY
 #define FAIL GACC__V1__VERDICT__VERDICT_FAIL
 
+struct play;
+struct actor;
+
 /* Zero means the default that is named. */
 struct scenario {
     const char *csv, *validation; /* NULL: no validation set */
@@ -51,6 +54,10 @@ struct scenario {
     uint64_t stop_after;                                   /* attempts; when the data end */
     const char *export;                                    /* file name for the final model */
     struct faults faults;
+    /* For what the fields above do not say; NULL: nothing. */
+    void (*adjust)(struct play *);                       /* the job, before the sessions open */
+    void (*tamper)(struct play *, Gacc__V1__Decision *); /* a decision, before it is sent */
+    void (*after_step)(struct actor *, uint64_t step);   /* in the rank's own thread */
 };
 
 /* What happened in one attempt. */
@@ -251,6 +258,7 @@ static inline void play_decide(struct play *play)
     if (play->open) play_judge(play, &decision, &failure);
     play_open_window(play, &decision, &window);
     if (decision.next && play_plan(play, &plan, shares, list)) decision.plan = &plan;
+    if (play->scenario->tamper) play->scenario->tamper(play, &decision);
     play->packed_size = gacc__v1__decision__get_packed_size(&decision);
     if (play->packed_size > sizeof play->packed || play->count + 1 >= ATTEMPTS_MAX) abort();
     gacc__v1__decision__pack(&decision, play->packed);
@@ -342,6 +350,7 @@ static inline int play_step_done(struct control *control, const Gacc__V1__StepDo
         if (i < VALUES_MAX) note->parameters[i] = value_at(session->parameters, session->compute_type, i);
         note->gradient_after += fabs(value_at(session->gradients, session->wide_type, i));
     }
+    if (actor->play->scenario->after_step) actor->play->scenario->after_step(actor, done->step);
     return 0;
 }
 
@@ -468,6 +477,7 @@ static inline struct play *play_run(const struct scenario *given)
     play->scenario = &scenario;
     play->scale = scenario.scale;
     play_fill_job(play);
+    if (scenario.adjust) scenario.adjust(play);
     if (scenario.export) snprintf(play->export, sizeof play->export, "%s/%s", scratch, scenario.export);
     comm_threads_open(&play->group, scenario.ranks);
     pthread_mutex_init(&play->lock, NULL);

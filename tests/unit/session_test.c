@@ -756,6 +756,104 @@ static void a_data_error_on_one_rank_ends_all_in_order(void **state)
     free(play);
 }
 
+/* --- decisions that cannot be followed ------------------------------------------------------------------------ */
+
+static void refused(const struct scenario *scenario, const char *text)
+{
+    struct play *play = play_run(scenario);
+    assert_int_equal(play->ends[0].result, -STATUS_INTERNAL);
+    assert_string_equal(play->ends[0].error.text, text);
+    free(play);
+}
+
+static void for_another_step(struct play *play, Gacc__V1__Decision *decision)
+{
+    if (play->count == 2) decision->step = 7;
+}
+
+static void apply_anyway(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    decision->verdict = APPLY;
+}
+
+static void without_the_plan(struct play *play, Gacc__V1__Decision *decision)
+{
+    if (play->count == 1) decision->plan = NULL;
+}
+
+static void beyond_the_data(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    if (decision->plan) decision->plan->first = 3;
+}
+
+static void for_more_ranks(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    if (decision->plan) decision->plan->n_shares = 0;
+}
+
+static void larger_micro_batches(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    if (decision->plan) decision->plan->micro = 2;
+}
+
+static void more_micro_batches(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    if (decision->plan) decision->plan->shares[0]->count = 2;
+}
+
+static void another_window(struct play *play, Gacc__V1__Decision *decision)
+{
+    (void)play;
+    if (decision->next) decision->next->step++;
+}
+
+static void a_decision_that_cannot_be_followed_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*tamper)(struct play *, Gacc__V1__Decision *);
+        const char *csv, *text;
+    } rows[] = {
+        {for_another_step, "g0\n1\n2\n3\n", "step 1: a decision for step 7 came"},
+        {apply_anyway, "g0\ninf\n", "step 1: told to apply a gradient that is not usable"},
+        {without_the_plan, "g0\n1\n2\n3\n", "the coordinator opens a window without a plan"},
+        {beyond_the_data, "g0\n1\n2\n3\n", "step 2: positions 3…4 are not in a data set of 3"},
+        {for_more_ranks, "g0\n1\n2\n3\n", "step 2: a plan for 0 ranks meets 1"},
+        {larger_micro_batches, "g0\n1\n2\n3\n", "step 2: micro-batches of 2 sequences meet room for 1"},
+        {more_micro_batches, "g0\n1\n2\n3\n", "step 2: micro-batches 0…2 of 1"},
+        {another_window, "g0\n1\n2\n3\n", "the window of step 2 meets the plan of step 1"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct scenario scenario = {.csv = rows[i].csv, .tamper = rows[i].tamper, .optimizer = SGD, .lr = 1};
+        refused(&scenario, rows[i].text);
+    }
+}
+
+static void fail_at_once(struct play *play, Gacc__V1__Decision *decision)
+{
+    static Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    if (play->count != 1 || decision->step) return;
+    failure.status = STATUS_JOB;
+    failure.text = (char *)(uintptr_t) "rank 1 runs another job";
+    decision->verdict = FAIL;
+    decision->failure = &failure;
+}
+
+static void a_job_may_fail_before_its_first_step(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n", .tamper = fail_at_once, .optimizer = SGD, .lr = 1};
+    struct play *play = play_run(&scenario);
+    assert_int_equal(play->ends[0].result, -STATUS_JOB);
+    assert_string_equal(play->ends[0].error.text, "rank 1 runs another job");
+    free(play);
+}
+
 /* --- evaluation, the written model --------------------------------------------------------------------------- */
 
 /* Validation rows g = 1, 2, 3 (weights 1, 1, 2): Σ w·g·W after steps 2 and 4. */
@@ -856,6 +954,33 @@ static void a_model_that_cannot_be_written_fails_on_all_ranks(void **state)
     free(play);
 }
 
+static void fail_evaluation_on_rank_1(struct actor *actor, uint64_t step)
+{
+    if (actor->rank == 1 && step == 2) error_set(&actor->session->failure, STATUS_IO, "val.bin: byte 12: gone");
+}
+
+/* Its report went out before: the error waits for the next one, or for the model to be written. */
+static void an_error_of_an_evaluation_ends_all_ranks_in_order(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n",
+                                .ranks = 2,
+                                .optimizer = SGD,
+                                .lr = 1,
+                                .after_step = fail_evaluation_on_rank_1,
+                                .export = "late.safetensors"};
+    for (scenario.stop_after = 2; scenario.stop_after <= 3; scenario.stop_after++) {
+        struct play *play = play_run(&scenario);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            const struct rank_end *end = &play->ends[rank];
+            assert_int_equal(scenario.stop_after == 2 ? end->export_result : end->result, -STATUS_IO);
+            assert_string_equal(end->error.text, "val.bin: byte 12: gone");
+        }
+        assert_int_equal(access(play->export, F_OK), -1);
+        free(play);
+    }
+}
+
 /* A step's seconds are those of its parts and a little more. */
 static void times_add_up(void **state)
 {
@@ -921,10 +1046,13 @@ int main(void)
         cmocka_unit_test(a_parameter_that_changes_inside_a_window_is_found),
         cmocka_unit_test(an_undisturbed_window_passes_the_self_check),
         cmocka_unit_test(a_data_error_on_one_rank_ends_all_in_order),
+        cmocka_unit_test(a_decision_that_cannot_be_followed_is_refused),
+        cmocka_unit_test(a_job_may_fail_before_its_first_step),
         cmocka_unit_test(the_validation_loss_is_split_over_ranks_and_summed),
         cmocka_unit_test(only_the_first_validation_sequences_count),
         cmocka_unit_test(the_model_is_one_file_whatever_the_ranks),
         cmocka_unit_test(a_model_that_cannot_be_written_fails_on_all_ranks),
+        cmocka_unit_test(an_error_of_an_evaluation_ends_all_ranks_in_order),
         cmocka_unit_test(times_add_up),
     };
     return cmocka_run_group_tests_name("session", tests, scratch_open, scratch_close);
