@@ -105,6 +105,57 @@ static void dropout_depends_on_attempt_and_sequence_and_is_off_in_attempt_0(void
     trial_close(&full);
 }
 
+/* --- a spy between the model and its kernels: which sites drop -------------------------------------------------------
+ */
+
+static struct {
+    struct kernel_table table;
+    const struct kernel_table *behind;
+    unsigned uses[16];
+} spy;
+
+static void spy_dropout(struct kernels *kernels, compute *out, const compute *x, const struct dropout *dropout,
+                        size_t batch, size_t elements)
+{
+    spy.uses[dropout->site]++;
+    spy.behind->dropout(kernels, out, x, dropout, batch, elements);
+}
+
+static void spy_attention_forward(struct kernels *kernels, compute *out, wide *lse, const compute *qkv,
+                                  const struct dropout *dropout, struct attention_shape shape)
+{
+    spy.uses[dropout->site]++;
+    spy.behind->attention_forward(kernels, out, lse, qkv, dropout, shape);
+}
+
+static void spy_attention_backward(struct kernels *kernels, compute *dqkv, const compute *dout, const compute *out,
+                                   const wide *lse, const compute *qkv, const struct dropout *dropout,
+                                   struct attention_shape shape)
+{
+    spy.uses[dropout->site]++;
+    spy.behind->attention_backward(kernels, dqkv, dout, out, lse, qkv, dropout, shape);
+}
+
+static void every_place_of_every_layer_drops_by_a_site_of_its_own(void **state)
+{
+    (void)state;
+    Gacc__V1__ModelSection spec = tiny();
+    spec.dropout = 0.1;
+    struct trial trial = open_tiny(&spec, 2);
+    memset(&spy, 0, sizeof spy);
+    spy.behind = trial.kernels->table;
+    spy.table = *spy.behind;
+    spy.table.dropout = spy_dropout;
+    spy.table.attention_forward = spy_attention_forward;
+    spy.table.attention_backward = spy_attention_backward;
+    trial.kernels->table = &spy.table;
+    trial_read(&trial, 0, 2);
+    trial_pass(&trial, 1, 1);
+    for (unsigned site = 0; site < 16; site++)
+        assert_int_equal(spy.uses[site], site < 1 + 3 * spec.layers ? 2 : 0); /* forward and backward */
+    trial_close(&trial);
+}
+
 static void loss_is_ln_V_when_the_output_matrix_is_zero(void **state)
 {
     (void)state;
@@ -269,6 +320,7 @@ int main(void)
         cmocka_unit_test(gradient_is_the_slope_of_the_loss_in_every_variant),
         cmocka_unit_test(gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on),
         cmocka_unit_test(dropout_depends_on_attempt_and_sequence_and_is_off_in_attempt_0),
+        cmocka_unit_test(every_place_of_every_layer_drops_by_a_site_of_its_own),
         cmocka_unit_test(loss_is_ln_V_when_the_output_matrix_is_zero),
         cmocka_unit_test(tied_embedding_gets_the_sum_of_both_gradients),
         cmocka_unit_test(evaluation_gives_the_training_loss_and_leaves_gradients_alone),
