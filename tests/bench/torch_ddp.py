@@ -59,7 +59,7 @@ def main():
                           ("width", 128), ("context", 64), ("vocab", 256)):
         parser.add_argument("--" + name, type=int, default=default)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
         others = []
