@@ -1,5 +1,6 @@
 #include "daemon/job/scalar.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -179,7 +180,9 @@ bool scalar_seconds(const struct node *node, double *out, struct why *why)
     } units[] = {{"ms", 1e-3}, {"s", 1}, {"min", 60}, {"h", 3600}};
     bool whole;
     size_t length = node->kind == NODE_SCALAR ? decimal_length(node->text, &whole) : 0;
-    if (length == 0 || length > 63 || node->text[length] == '\0' || has_leading_zero(node->text))
+    bool has_unit =
+        length > 0 && length < 64 && (isalpha((unsigned char)node->text[length]) || node->text[length] == ' ');
+    if (!has_unit || has_leading_zero(node->text) || is_prefixed_integer(node->text))
         return scalar_number(node, false, out, why);
     const char *unit = node->text + length + strspn(node->text + length, " ");
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)

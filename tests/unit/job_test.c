@@ -827,6 +827,29 @@ static void check_shows_the_batch_in_numbers(void **state)
     free(path);
 }
 
+/* nanoGPT's numbers for a CPU. */
+static void the_recipe_for_characters_is_nanogpts(void **state)
+{
+    (void)state;
+    char path[4096];
+    const char *tests = strstr(__FILE__, "tests/unit/");
+    snprintf(path, sizeof path, "%.*sdeploy/jobs/shakespeare-char.yaml", (int)(tests - __FILE__), __FILE__);
+    setenv("GACC_TEXT", text_path, 1);
+    Gacc__V1__JobSpec *job;
+    struct error error;
+    if (job_load(&job, path, NULL, NULL, &error) != 0) fail_msg("%s", error.text);
+    assert_string_equal(job->job->output, "runs/shakespeare-char");
+    assert_true(job->model->layers == 4 && job->model->heads == 4 && job->model->width == 128);
+    assert_true(job->model->context == 64 && !job->model->bias && job->model->dropout == 0);
+    assert_true(job_tokens_per_step(job) == 768 && job->job->steps == 2000);
+    assert_true(job->optimizer->lr == 1e-3 && job->optimizer->beta1 == 0.9 && job->optimizer->beta2 == 0.99);
+    assert_true(job->optimizer->weight_decay == 0.1 && job->optimizer->clip_norm == 1);
+    assert_int_equal(job->schedule->type, GACC__V1__SCHEDULE_TYPE__SCHEDULE_COSINE);
+    assert_true(job->schedule->warmup == 100 && job->schedule->total == 2000 && job->schedule->minimum == 1e-4);
+    assert_int_equal(job_check_ranks(job, 2, &error), 0);
+    release(job);
+}
+
 static int open_files(void **state)
 {
     if (scratch_open(state) != 0) return -1;
@@ -878,6 +901,7 @@ int main(void)
         cmocka_unit_test(the_digest_is_that_of_the_work_not_of_the_place),
         cmocka_unit_test(a_file_that_cannot_be_read_has_its_status),
         cmocka_unit_test(check_shows_the_batch_in_numbers),
+        cmocka_unit_test(the_recipe_for_characters_is_nanogpts),
     };
     return cmocka_run_group_tests(tests, open_files, close_files);
 }
