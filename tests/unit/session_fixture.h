@@ -149,10 +149,14 @@ static inline double value_at(const void *buffer, enum dtype type, uint64_t inde
         memcpy(&value, &bits, sizeof value);
         return (double)value;
     }
-    case DTYPE_FP16:
-        return (double)((const _Float16 *)buffer)[index];
+    case DTYPE_FP16: {
+        uint16_t bits = ((const uint16_t *)buffer)[index];
+        int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        double magnitude = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24); /* finite ones */
+        return bits >> 15 ? -magnitude : magnitude;
     }
-    return NAN;
+    }
+    return 0;
 }
 
 /* --- the coordinator ----------------------------------------------------------------------------------------- */
