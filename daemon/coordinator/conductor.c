@@ -29,9 +29,9 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     c->rank = calloc(ranks, sizeof *c->rank);
     c->reports = calloc(ranks, sizeof *c->reports);
     c->shares = calloc(ranks, sizeof *c->shares);
-    c->share_list = calloc(ranks, sizeof(*c->share_list));
+    c->share_list = calloc(ranks, sizeof(void *));
     c->rank_statuses = calloc(ranks, sizeof *c->rank_statuses);
-    c->rank_status_list = calloc(ranks, sizeof(*c->rank_status_list));
+    c->rank_status_list = calloc(ranks, sizeof(void *));
     c->attempt.accumulate = calloc(ranks, sizeof *c->attempt.accumulate);
     c->full_accumulate = calloc(ranks, sizeof *c->full_accumulate);
     if (!c->rank || !c->reports || !c->shares || !c->share_list || !c->rank_statuses || !c->rank_status_list ||

@@ -4,20 +4,24 @@
  * has no socket, clock, file or thread. `now` is in seconds on any clock that does not go back.
  *
  * The order of a job, as the caller sees it:
- *     hello ×N → welcome; report(0) ×N → decide; { report(t) ×N → decide; step_done(t) ×N → records }…; finished ×N →
- * farewell ×N
+ *     hello ×N → welcome
+ *     report(0) ×N → decide
+ *     report(t) ×N → decide, step_done(t) ×N → records    for every step t
+ *     finished ×N → farewell ×N
  *
  * Functions that take a message return
  *     0   taken; others are still awaited
- *     1   taken, and it was the last one awaited: the answer to all ranks is due (welcome, decide, farewell), or
- * records are ready <0  the negated status, with the text in *error: the job has failed and cannot go on in order. A
- * negative answer of conductor_hello means that the job cannot start: every rank that has said hello, and each one that
- * says it later (and gets a negative answer, too), gets conductor_farewell. A negative answer of the others means that
+ *     1   taken, and it was the last one awaited: what stands right of the arrow is due
+ *     <0  the negated status, with the text in *error: the job has failed and cannot go on in order
+ *
+ * A negative answer of conductor_hello means that the job cannot start: every rank that has said hello, and each one
+ * that says it later (with a negative answer, too), gets conductor_farewell. A negative answer of the others means that
  * a worker broke the protocol (a message repeated, out of order or impossible): every rank gets conductor_farewell
- * unsolicited, and whatever else comes in is ignored (0). A local error that a worker reports in order is no negative
- * answer: it comes out as a decision FAIL, or in the farewell. So does the end by numerics: the text of the decision
- * names the step, and the last culprit that was known then; blame that comes in with the step_done of the FAIL itself
- * completes the text of the farewell, of conductor_end and of the record.
+ * unsolicited, and whatever else comes in is ignored (0).
+ *
+ * A local error that a worker reports in order is no negative answer: it comes out as a decision FAIL, or in the
+ * farewell. So does the end by numerics: the decision's text names the step, and the last culprit known by then; blame
+ * that comes in with the step_done of the FAIL itself completes the text of farewell, record and conductor_end.
  */
 #ifndef GACC_CONDUCTOR_H
 #define GACC_CONDUCTOR_H
@@ -43,8 +47,7 @@ int conductor_hello(struct conductor *conductor, uint32_t rank, const Gacc__V1__
                     struct error *error);
 int conductor_report(struct conductor *conductor, uint32_t rank, const Gacc__V1__Report *report, double now,
                      struct error *error);
-/* Returns 1 when the step's records are ready. It may come after a decision FAIL, too: its blame then completes the
- * farewell's text. */
+/* Returns 1 when the step's records are ready. After a decision FAIL it may come or not. */
 int conductor_step_done(struct conductor *conductor, uint32_t rank, const Gacc__V1__StepDone *done, double now,
                         struct error *error);
 /* Returns 1 when all ranks have finished: each is then answered with its farewell. */
@@ -75,8 +78,9 @@ struct record {
         struct event_record event;
     };
 };
-/* The next record for the log, in order; false when there is none now. Call until false after step_done, finished and
- * lost. Pointers in it are valid until the conductor's next call that takes a message. */
+/* The next record for the log, in order; false when there is none now. Call until false whenever step_done or finished
+ * returned 1, a message was answered negatively, or a rank was lost. Pointers in it are valid until the conductor's
+ * next call that takes a message. */
 bool conductor_next_record(struct conductor *conductor, struct record *record);
 
 /* Complete once the welcome is out. Pointers in it are valid until conductor_close. */

@@ -259,8 +259,9 @@ static off_t end_of_lines(int fd, off_t size)
 int step_log_open(struct step_log *log, const char *path, struct error *error)
 {
     log->fd = -1;
-    if (strlen(path) >= sizeof log->path) return error_set(error, STATUS_IO, "%s: the path is too long", path);
-    strcpy(log->path, path);
+    size_t length = strlen(path);
+    if (length >= sizeof log->path) return error_set(error, STATUS_IO, "%s: the path is too long", path);
+    memcpy(log->path, path, length + 1);
     int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s: cannot open", path);
     struct stat info;
