@@ -16,9 +16,9 @@
 
 enum tensor_init { TENSOR_ZEROS, TENSOR_ONES, TENSOR_NORMAL, TENSOR_UNIFORM };
 
-/* One row of the table. Tensors lie one after the other, unpadded, in table order: [begin, begin + size) is the tensor's
- * range in the canonical index, in which parameters, gradients, shards, checkpoints and blame all count. A tied tensor
- * has one row. */
+/* One row of the table. Tensors lie one after the other, unpadded, in table order: [begin, begin + size) is the
+ * tensor's range in the canonical index, in which parameters, gradients, shards, checkpoints and blame all count. A
+ * tied tensor has one row. */
 struct tensor {
     char name[64];
     int dimensions;
@@ -43,17 +43,17 @@ struct pass {
     const compute *parameters; /* [table.parameters] */
     wide *gradients;           /* [table.parameters], added to; NULL: forward only (evaluation) */
     const struct micro_batch *batch;
-    const wide *seed;          /* [batch->rows]: S·averaging·w of each target of the row (tape: unused); NULL: forward only */
-    double averaging;          /* S·averaging factor without w, in double: what tape multiplies Σ v·g by before rounding */
+    const wide *seed; /* [batch->rows]: S·averaging·w of each target of the row (tape: unused); NULL: forward only */
+    double averaging; /* S·averaging factor without w, in double: what tape multiplies Σ v·g by before rounding */
     uint64_t dropout_seed, attempt; /* attempt 0: no dropout (evaluation) */
-    double loss_sum;           /* += Σ w·ℓ, unscaled, by the last stage */
+    double loss_sum;                /* += Σ w·ℓ, unscaled, by the last stage */
 };
 
 struct stage;
 
 /* in: what the stage before wrote (NULL for the first); out: what this one hands on (NULL for the last); saved: memory
- * that lives until this stage's backward of the same micro-batch. dout/din likewise for gradients of activations (din NULL
- * for the first stage, dout NULL for the last). */
+ * that lives until this stage's backward of the same micro-batch, which may write over it (forward only: until forward
+ * returns). dout/din likewise for gradients of activations (din NULL for the first stage, dout NULL for the last). */
 struct stage_class {
     const char *name;
     size_t (*out_bytes)(const struct stage *, size_t rows);
@@ -67,7 +67,7 @@ struct stage_class {
 struct stage {
     const struct stage_class *class;
     const struct model *model;
-    unsigned index;    /* e.g. the layer */
+    unsigned index;         /* e.g. the layer */
     const void *parameters; /* the class's own numbers (tensor rows and such), owned by the model */
 };
 
@@ -91,16 +91,19 @@ void model_close(struct model *model);
  * file that is not safetensors: 65/66/78 naming file and tensor. */
 struct model_initial;
 int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, struct error *error);
-int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values, struct error *error);
+int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values,
+                       struct error *error);
 void model_initial_close(struct model_initial *initial);
 
 /* Memory for one micro-batch of `rows` sequences: outputs and saved of every stage, scratch. */
 struct activations;
-int activations_open(struct activations **out, const struct model *model, size_t rows, bool backward, struct error *error);
+int activations_open(struct activations **out, const struct model *model, size_t rows, bool backward,
+                     struct error *error);
 size_t activations_bytes(const struct activations *activations);
 void activations_close(struct activations *activations);
 
-/* All stages forward, in order; then all backward, in reverse. pass->batch->rows may be less than `rows` above. */
+/* All stages forward, in order; then all backward, in reverse, once per forward. pass->batch->rows may be less than
+ * `rows` above. Activations opened without backward take passes without gradients only; the others take both. */
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations);
 void model_backward(const struct model *model, struct pass *pass, struct activations *activations);
 
