@@ -60,7 +60,7 @@ void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
     struct coordinator *coordinator = context;
     Gacc__V1__GetStatusRequest *request = gacc__v1__get_status_request__unpack(NULL, length, bytes);
     if (request) {
-        Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now(coordinator));
+        Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now());
         status->pid = (uint32_t)getpid();
         status->started_unix_seconds = coordinator->started_unix_seconds;
         int sent = send_message(call, &status->base);

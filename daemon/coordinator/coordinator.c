@@ -83,14 +83,14 @@ void coordinator_conclude(struct coordinator *coordinator)
     coordinator->concluded = true;
     struct end_record end;
     coordinator_write_records(coordinator);
-    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end);
+    conductor_end(coordinator->conductor, coordinator_now(), &end);
     append(coordinator, end_line(&end));
     struct error error;
-    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end); /* with a failure of the log, if any */
+    conductor_end(coordinator->conductor, coordinator_now(), &end); /* with a failure of the log, if any */
     if (run_result_write(coordinator->directory.job, &end, &error)) conductor_fail(coordinator->conductor, &error);
     watchers_feed(coordinator);
     workers_say_farewell(coordinator);
-    conductor_end(coordinator->conductor, coordinator_now(coordinator), &end);
+    conductor_end(coordinator->conductor, coordinator_now(), &end);
     if (!coordinator->joined) note(coordinator, NOTE_FATAL, (enum status)end.exit, end.reason);
     coordinator_show_progress(coordinator);
 }
@@ -111,7 +111,7 @@ void coordinator_show_progress(struct coordinator *coordinator)
     const uint64_t now = uv_now(&coordinator->loop);
     if (!coordinator->options->progress || (now < coordinator->next_progress && !coordinator->concluded)) return;
     coordinator->next_progress = now + 200;
-    const Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now(coordinator));
+    const Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now());
     char left[32], scale[48] = "", validation[48] = "", text[256];
     format_time_left(left, status->eta_seconds);
     if (status->has_scaler) snprintf(scale, sizeof scale, "  scale %g", status->loss_scale);
@@ -200,8 +200,7 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
         (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
                                  options->one_host, &coordinator->leftovers, error)) ||
-        (status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(coordinator),
-                                 error)) ||
+        (status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(), error)) ||
         (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
         return status;
     const struct connection_facts facts = {

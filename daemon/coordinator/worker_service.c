@@ -51,7 +51,7 @@ static void send_to(struct coordinator *coordinator, const Gacc__V1__Coordinator
 
 static void send_welcome(struct coordinator *coordinator)
 {
-    const Gacc__V1__Welcome *welcome = conductor_welcome(coordinator->conductor, coordinator_now(coordinator));
+    const Gacc__V1__Welcome *welcome = conductor_welcome(coordinator->conductor, coordinator_now());
     Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
     message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_WELCOME;
     message.welcome = (Gacc__V1__Welcome *)welcome;
@@ -61,7 +61,7 @@ static void send_welcome(struct coordinator *coordinator)
 
 static void send_decision(struct coordinator *coordinator)
 {
-    const Gacc__V1__Decision *decision = conductor_decide(coordinator->conductor, coordinator_now(coordinator));
+    const Gacc__V1__Decision *decision = conductor_decide(coordinator->conductor, coordinator_now());
     Gacc__V1__CoordinatorMessage message = GACC__V1__COORDINATOR_MESSAGE__INIT;
     message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
     message.decision = (Gacc__V1__Decision *)decision;
@@ -108,7 +108,7 @@ static void hello(struct coordinator *coordinator, struct rpc_call *call, const 
     coordinator->workers[hello->rank] = call;
     coordinator->joined++;
     struct error error;
-    int taken = conductor_hello(coordinator->conductor, hello->rank, hello, coordinator_now(coordinator), &error);
+    int taken = conductor_hello(coordinator->conductor, hello->rank, hello, coordinator_now(), &error);
     if (coordinator->concluded)
         send_farewell(coordinator, hello->rank);
     else if (taken < 0)
@@ -120,7 +120,7 @@ static void hello(struct coordinator *coordinator, struct rpc_call *call, const 
 static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1__WorkerMessage *message)
 {
     struct conductor *conductor = coordinator->conductor;
-    const double now = coordinator_now(coordinator);
+    const double now = coordinator_now();
     struct error error;
     int taken = 0;
     switch (message->body_case) {
