@@ -1,0 +1,100 @@
+"""A process dies in the middle of a job: one line says which, result.json is written, everything else ends and nothing is left."""
+import os
+import signal
+import time
+
+import gacc
+
+FOREVER = 10**9
+
+
+class Deaths(gacc.Scenario):
+    def setUp(self):
+        super().setUp()
+        self.job, text = gacc.gpt(steps=FOREVER)
+        self.write("text.txt", text)
+
+    def kill(self, pid, job, limit=gacc.PROMPT):
+        """Kills, and returns how the job ended; all of it is gone within the limit."""
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        done = job.wait(20)
+        self.assertEqual(gacc.until_empty(self.processes, 10), [])
+        self.assertLess(time.monotonic() - began, limit)
+        return done
+
+    def check_result(self, words, status=70):
+        result = self.result()
+        self.assertEqual((result["status"], result["exit"]), ("failed", status))
+        self.assertIn(words, result["reason"])
+        self.assertGreaterEqual(result["optimizer_steps"], 3)
+
+    def check_one_line(self, done, *words):
+        lines = done.own_lines()
+        self.assertEqual(len(lines), 1, done.err)
+        for word in words:
+            self.assertIn(word, lines[0])
+
+    def test_killing_rank_1_ends_all_and_rank_0_says_so(self):
+        job = self.start(self.job).until_step(3)
+        done = self.kill(job.ranks()[1], job)
+        self.assertEqual(done.status, 137)  # mpirun's own, for a rank that died by a signal
+        self.check_one_line(done, "rank 1")
+        self.check_result("rank 1")
+
+    def test_killing_rank_0_ends_all_and_rank_1_says_so(self):
+        job = self.start(self.job).until_step(3)
+        done = self.kill(job.ranks()[0], job)
+        self.assertEqual(done.status, 137)
+        self.check_one_line(done, "rank 0")
+        self.check_result("rank 0")
+
+    def test_killing_one_of_three(self):
+        job = self.start(self.job, ranks=3).until_step(3)
+        done = self.kill(job.ranks()[2], job)
+        self.check_one_line(done, "rank 2")
+        self.check_result("rank 2")
+
+    def test_killing_the_coordinator(self):
+        job = self.start(self.job).until_step(3)
+        done = self.kill(job.connection()["pid"], job)
+        self.assertEqual(done.status, 70)
+        self.check_one_line(done, "rank 0", "coordinator is gone")
+        self.check_result("coordinator is gone")
+
+    def test_killing_mpirun(self):
+        job = self.start(self.job).until_step(3)
+        self.kill(job.process.pid, job, limit=gacc.PROMPT + 1)
+        self.check_result("rank")
+
+    def test_killing_the_only_rank_without_mpirun(self):
+        job = self.start(self.job, ranks=0).until_step(3)
+        self.kill(job.process.pid, job)
+        self.check_result("rank 0")
+
+    def test_killing_the_coordinator_of_one_rank(self):
+        job = self.start(self.job, ranks=0).until_step(3)
+        done = self.kill(job.connection()["pid"], job)
+        self.assertEqual(done.status, 70)
+        self.check_one_line(done, "coordinator is gone")
+        self.check_result("coordinator is gone")
+
+    def test_signals_do_not_end_the_coordinator(self):
+        job = self.start(self.job).until_step(3)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(job.connection()["pid"], number)
+        before = len(job.log("step"))
+        job.until_step(before + 20)
+        self.kill(job.ranks()[1], job)
+
+    def test_terminating_mpirun(self):
+        job = self.start(self.job).until_step(3)
+        os.kill(job.process.pid, signal.SIGTERM)
+        done = job.wait(10)
+        self.assertEqual(done.status, 1)  # mpirun's own, whatever the ranks do
+        gacc.until_empty(self.processes, 5)
+        self.check_result("rank")
+
+
+if __name__ == "__main__":
+    gacc.main()
