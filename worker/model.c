@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/memory.h"
 #include "worker/models/models.h"
 
 static const struct {
@@ -161,10 +162,10 @@ int activations_open(struct activations **out, const struct model *model, size_t
     struct carver carver = {0};
     lay_out(activations, model, &carver);
     activations->bytes = carver.used;
-    if (carver.used && !(activations->arena = aligned_alloc(64, carver.used))) {
+    int rc = memory_new(&activations->arena, carver.used, 1, "the activations of a micro-batch", error);
+    if (rc < 0) {
         free(activations);
-        return error_set(error, STATUS_INTERNAL, "out of memory: the activations of %zu sequences take %zu bytes", rows,
-                         carver.used);
+        return rc;
     }
     carver = (struct carver){.base = (uintptr_t)activations->arena};
     lay_out(activations, model, &carver);

@@ -150,7 +150,7 @@ static void what_stands_in_a_masked_row_reaches_neither_loss_nor_gradient(void *
     trial_read(&trial, 0, 3);
     trial_read(&alone, 0, 2);
     trial.batch->weight[2] = 0;
-    trial.batch->x[2 * 4] = INFINITY;
+    trial.batch->x[2 * 4] = (double)INFINITY;
     trial.batch->y[2 * 3 + 1] = (double)NAN;
     trial_pass(&trial, 1, 1);
     trial_pass(&alone, 1, 1);

@@ -4,6 +4,7 @@
 #ifndef GACC_MODELS_H
 #define GACC_MODELS_H
 
+#include "worker/memory.h"
 #include "worker/model.h"
 
 /* Each fills table, stages and own of a model whose spec and compute_type are set. */
@@ -42,7 +43,7 @@ struct carver {
 static inline void *carve(struct carver *carver, size_t bytes)
 {
     void *at = (void *)(carver->base + carver->used); // NOLINT(performance-no-int-to-ptr)
-    carver->used += (bytes + 63) / 64 * 64;
+    carver->used += (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
     return at;
 }
 
