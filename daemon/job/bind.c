@@ -185,7 +185,7 @@ static int bind_groups(struct loading *loading)
 {
     const struct node *list = tree_find(loading->root, "optimizer.groups");
     if (!list || !list->children) return 0;
-    loading->job->optimizer->groups = calloc(JOB_GROUPS_LIMIT, sizeof *loading->job->optimizer->groups);
+    loading->job->optimizer->groups = calloc(JOB_GROUPS_LIMIT, sizeof(Gacc__V1__ParameterGroup *));
     if (!loading->job->optimizer->groups) return no_memory(loading);
     size_t index = 0;
     for (const struct node *element = list->children; element; element = element->next) {

@@ -120,8 +120,9 @@ static int set_digest(Gacc__V1__JobSpec *job, struct error *error)
 static void clean_up(struct loading *loading)
 {
     tree_free(loading->root);
-    size_t count = loading->set_sources ? loading->overrides->set_count : 0;
-    for (size_t i = 0; i < count; i++) free((char *)(uintptr_t)loading->set_sources[i].set);
+    size_t count = loading->set_paths ? loading->overrides->set_count : 0;
+    for (size_t i = 0; i < count; i++) free(loading->set_paths[i]);
+    free((void *)loading->set_paths);
     free(loading->set_sources);
 }
 

@@ -16,7 +16,8 @@ struct loading {
     FILE *notices;                         /* may be NULL */
     struct error *error;
     struct source source, default_source;
-    struct source *set_sources; /* one per --set, their paths owned */
+    struct source *set_sources; /* one per --set */
+    char **set_paths;           /* their key paths */
     struct node *root;
     Gacc__V1__JobSpec *job;
     struct key_aside aside;

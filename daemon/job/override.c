@@ -61,13 +61,15 @@ static void drop_loss_scale(struct loading *loading)
         drop(loading, "precision.compute", "precision.loss_scale");
 }
 
-static int put_one(struct loading *loading, const char *set, struct source *source)
+static int put_one(struct loading *loading, size_t index)
 {
+    const char *set = loading->overrides->sets[index];
+    struct source *source = &loading->set_sources[index];
     const char *equals = strchr(set, '=');
     if (!equals || equals == set) return error_set(loading->error, STATUS_USAGE, "--set %s: wants key.path=value", set);
     char *path = strndup(set, (size_t)(equals - set));
     if (!path) return error_set(loading->error, STATUS_INTERNAL, "out of memory");
-    source->set = path;
+    source->set = loading->set_paths[index] = path;
     const char *text = equals + 1;
     size_t length = strlen(text);
     if (text_fault(path, strlen(path), true) || text_fault(text, length, false))
@@ -88,9 +90,11 @@ int job_override(struct loading *loading)
     if (count > JOB_SETS_LIMIT)
         return error_set(loading->error, STATUS_USAGE, "--set: given more than %d times", JOB_SETS_LIMIT);
     loading->set_sources = calloc(count, sizeof *loading->set_sources);
-    if (!loading->set_sources) return error_set(loading->error, STATUS_INTERNAL, "out of memory");
+    loading->set_paths = calloc(count, sizeof(char *));
+    if (!loading->set_sources || !loading->set_paths)
+        return error_set(loading->error, STATUS_INTERNAL, "out of memory");
     for (size_t i = 0; i < count; i++) {
-        int status = put_one(loading, loading->overrides->sets[i], &loading->set_sources[i]);
+        int status = put_one(loading, i);
         if (status) return status;
     }
     for (size_t i = 0; i < count; i++) drop_alternatives(loading, loading->set_sources[i].set);

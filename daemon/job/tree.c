@@ -15,8 +15,9 @@ struct reader {
     char path[256]; /* of the key that is being read; cut when it is longer */
 };
 
-static int fail_at(const struct source *source, unsigned line, unsigned column, const char *path, struct error *error,
-                   const char *format, va_list arguments)
+__attribute__((format(printf, 6, 0))) static int fail_at(const struct source *source, unsigned line, unsigned column,
+                                                         const char *path, struct error *error, const char *format,
+                                                         va_list arguments)
 {
     char why[768];
     vsnprintf(why, sizeof why, format, arguments);
