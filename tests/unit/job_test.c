@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/job/check.h"
+#include "daemon/job/job.h"
 #include "scratch.h"
 
 static const char gpt[] = "job:\n"             /* 1 */
@@ -785,46 +785,31 @@ static void a_file_that_cannot_be_read_has_its_status(void **state)
     assert_string_equal(error.text, "/dev/zero: is larger than 1048576 bytes");
 }
 
-/* `gaccd check` on a file, its output in `out`. */
-static int check(char *out, size_t size, struct error *error, int argc, const char *const *words)
+static void expect_print(const char *set, uint32_t ranks, const char *part)
 {
-    char *argv[8];
-    FILE *stream = fmemopen(out, size, "w");
-    for (int i = 0; i < argc; i++) argv[i] = (char *)(uintptr_t)words[i];
-    int status = job_check_command(argc, argv, stream, NULL, error);
+    Gacc__V1__JobSpec *job = accepted_with(gpt, SETS(set));
+    char out[8192] = "";
+    FILE *stream = fmemopen(out, sizeof out, "w");
+    assert_int_equal(job_print(job, ranks, stream), 0);
     fclose(stream);
-    return status;
+    if (!strstr(out, part)) fail_msg("not in what is printed: %s\n%s", part, out);
+    release(job);
 }
 
-static void check_shows_the_batch_in_numbers(void **state)
+static void the_effective_job_shows_the_batch_in_numbers(void **state)
 {
     (void)state;
-    char out[8192] = "", *path = scratch_file("check.yaml", gpt, strlen(gpt));
-    struct error error;
-    const char *words[] = {"check", path, "-n", "3", "--set", "batch.micro=5"};
-    assert_int_equal(check(out, sizeof out, &error, 4, words), 0);
-    assert_non_null(strstr(out, "#   B 12 sequences are the global batch of one optimizer step: 96 tokens per step\n"
-                                "#   b 3 sequences are a micro-batch\n"
-                                "#   M 4 micro-batches make a step\n"
-                                "#   K 2 micro-batches a step on rank 0\n"
-                                "#   K 1 micro-batches a step on ranks 1 to 2\n"));
-    assert_int_equal(check(out, sizeof out, &error, 6, words), 0);
-    assert_non_null(strstr(out, "#   M 3 micro-batches make a step, the last of 2 sequences\n"
-                                "#   K 1 micro-batches a step on ranks 0 to 2\n"));
-    assert_non_null(strstr(out, "  micro: 5  # sequences (b)\n"));
-    words[3] = "5";
-    assert_int_equal(check(out, sizeof out, &error, 4, words), -(int)STATUS_JOB);
-    char message[256];
-    snprintf(message, sizeof message, "%s: batch.global 12 and batch.micro 3 make 4 micro-batches, fewer than 5 ranks",
-             path);
-    assert_string_equal(error.text, message);
-    words[3] = "many";
-    assert_int_equal(check(out, sizeof out, &error, 4, words), -(int)STATUS_USAGE);
-    assert_string_equal(error.text, "-n many: wants a number of ranks, from 1");
-    assert_int_equal(check(out, sizeof out, &error, 1, words), -(int)STATUS_USAGE);
-    assert_int_equal(check(out, sizeof out, &error, 3, words), -(int)STATUS_USAGE);
-    assert_string_equal(error.text, "check: -n: no such option, or it wants a value");
-    free(path);
+    expect_print("batch.micro=3", 3,
+                 "#   B 12 sequences are the global batch of one optimizer step: 96 tokens per step\n"
+                 "#   b 3 sequences are a micro-batch\n"
+                 "#   M 4 micro-batches make a step\n"
+                 "#   K 2 micro-batches a step on rank 0\n"
+                 "#   K 1 micro-batches a step on ranks 1 to 2\n");
+    expect_print("batch.micro=5", 3,
+                 "#   M 3 micro-batches make a step, the last of 2 sequences\n"
+                 "#   K 1 micro-batches a step on ranks 0 to 2\n");
+    expect_print("batch.micro=5", 0, "#   M 3 micro-batches make a step, the last of 2 sequences\n\njob:\n");
+    expect_print("batch.micro=5", 1, "  micro: 5  # sequences (b)\n");
 }
 
 /* nanoGPT's numbers for a CPU. */
@@ -900,7 +885,7 @@ int main(void)
         cmocka_unit_test(fewer_micro_batches_than_ranks_are_refused),
         cmocka_unit_test(the_digest_is_that_of_the_work_not_of_the_place),
         cmocka_unit_test(a_file_that_cannot_be_read_has_its_status),
-        cmocka_unit_test(check_shows_the_batch_in_numbers),
+        cmocka_unit_test(the_effective_job_shows_the_batch_in_numbers),
         cmocka_unit_test(the_recipe_for_characters_is_nanogpts),
     };
     return cmocka_run_group_tests(tests, open_files, close_files);
