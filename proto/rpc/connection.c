@@ -29,7 +29,9 @@ static void fail(struct rpc_connection *connection, const char *why)
 
 void connection_check(struct rpc_connection *connection, int nghttp2_result)
 {
-    if (nghttp2_result < 0 && nghttp2_is_fatal(nghttp2_result)) fail(connection, nghttp2_strerror(nghttp2_result));
+    if (nghttp2_result >= 0 || !nghttp2_is_fatal(nghttp2_result)) return;
+    fail(connection, nghttp2_strerror(nghttp2_result));
+    connection->dead = true;
 }
 
 void connection_nuisance(struct rpc_connection *connection)
@@ -195,7 +197,6 @@ static int submit_settings(struct rpc_connection *connection, bool is_server, ui
     const nghttp2_settings_entry settings[] = {
         {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, STREAM_WINDOW},
         {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, RPC_METADATA_MAX},
-        {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
         is_server ? (nghttp2_settings_entry){NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, streams}
                   : (nghttp2_settings_entry){NGHTTP2_SETTINGS_ENABLE_PUSH, 0},
     };
@@ -257,15 +258,15 @@ int rpc_input(struct rpc_connection *connection, const uint8_t *bytes, size_t le
     connection->busy = true;
     ssize_t taken = nghttp2_session_mem_recv(connection->session, bytes, length);
     connection->busy = false;
-    if (taken < 0) fail(connection, nghttp2_strerror((int)taken));
+    if (taken < 0) connection_check(connection, (int)taken);
     return connection->failed ? failure(connection, error) : 0;
 }
 
 size_t rpc_output(struct rpc_connection *connection, const uint8_t **bytes)
 {
-    if (connection->busy) return 0;
+    if (connection->busy || connection->dead) return 0;
     struct byte_queue *output = &connection->output;
-    output->begin = output->end = 0;
+    byte_queue_take(output, byte_queue_length(output)); /* the caller is through with the last round */
     connection->busy = true;
     while (output->end < RPC_OUTPUT_ROUND) {
         const uint8_t *frame;
@@ -273,7 +274,7 @@ size_t rpc_output(struct rpc_connection *connection, const uint8_t **bytes)
         if (length == 0) break;
         uint8_t *to = length > 0 ? byte_queue_reserve(output, (size_t)length) : NULL;
         if (to == NULL) {
-            fail(connection, "out of memory");
+            connection_check(connection, length < 0 ? (int)length : NGHTTP2_ERR_NOMEM);
             break;
         }
         memcpy(to, frame, (size_t)length);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define CAPACITY_MIN 512
-#define CAPACITY_KEPT (64u << 10) /* a larger buffer is given back when it is empty */
+#define CAPACITY_KEPT (1u << 10) /* a larger buffer is given back when it is empty */
 
 static size_t smaller(size_t a, size_t b)
 {
@@ -103,7 +103,6 @@ void deframer_close(struct deframer *deframer, struct receive_budget *budget)
 
 uint8_t *byte_queue_reserve(struct byte_queue *queue, size_t length)
 {
-    if (queue->begin == queue->end) queue->begin = queue->end = 0;
     if (length <= queue->capacity - queue->end) return queue->bytes + queue->end;
 
     size_t used = byte_queue_length(queue);
@@ -127,7 +126,9 @@ uint8_t *byte_queue_reserve(struct byte_queue *queue, size_t length)
 void byte_queue_take(struct byte_queue *queue, size_t length)
 {
     queue->begin += length;
-    if (queue->begin == queue->end && queue->capacity > CAPACITY_KEPT) byte_queue_close(queue);
+    if (queue->begin < queue->end) return;
+    queue->begin = queue->end = 0;
+    if (queue->capacity > CAPACITY_KEPT) byte_queue_close(queue);
 }
 
 void byte_queue_close(struct byte_queue *queue)

@@ -49,6 +49,7 @@ struct rpc_connection {
     bool busy;    /* inside nghttp2, so inside a callback as far as a caller can see */
     bool closing; /* inside rpc_close */
     bool failed;
+    bool dead;           /* the session must not be used any more (nghttp2's fatal errors) */
     const char *failure; /* why, a literal; NULL: nghttp2 says */
 };
 
