@@ -20,7 +20,7 @@ struct connection {
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
-    uint8_t *unsent; /* of the write under way; at most the rpc connection's queue cap */
+    uint8_t *unsent; /* of the write under way: at most one round of rpc_output */
 };
 
 static void mark_dirty(struct connection *connection)
@@ -69,38 +69,27 @@ static void on_written(uv_write_t *write, int status)
         return;
     }
     mark_dirty(connection);
-    if (connection->owner->drained) connection->owner->drained(connection->owner->context);
 }
 
-/* The rest of what uv_try_write left, and everything behind it, waits in one buffer for the socket. */
+/* What uv_try_write left of a round waits for the socket; further rounds wait in the rpc connection. */
 static int write_later(struct connection *connection, const uint8_t *bytes, size_t length)
 {
-    size_t used = length;
-    uint8_t *buffer = malloc(length);
-    if (!buffer) return UV_ENOMEM;
-    memcpy(buffer, bytes, length);
-    while ((length = rpc_output(connection->rpc, &bytes))) {
-        uint8_t *larger = realloc(buffer, used + length);
-        if (!larger) {
-            free(buffer);
-            return UV_ENOMEM;
-        }
-        buffer = larger;
-        memcpy(buffer + used, bytes, length);
-        used += length;
-    }
-    connection->unsent = buffer;
+    connection->unsent = malloc(length);
+    if (!connection->unsent) return UV_ENOMEM;
+    memcpy(connection->unsent, bytes, length);
     connection->is_writing = true;
     connection->write.data = connection;
-    uv_buf_t part = uv_buf_init((char *)buffer, (unsigned)used);
+    uv_buf_t part = uv_buf_init((char *)connection->unsent, (unsigned)length);
     return uv_write(&connection->write, &connection->stream, &part, 1, on_written);
 }
 
 static void flush(struct connection *connection)
 {
     if (connection->is_writing) return;
+    struct connections *owner = connection->owner;
     const uint8_t *bytes;
-    for (size_t length; (length = rpc_output(connection->rpc, &bytes));) {
+    bool any = false;
+    for (size_t length; !connection->is_writing && (length = rpc_output(connection->rpc, &bytes)); any = true) {
         uv_buf_t part = uv_buf_init((char *)bytes, (unsigned)length);
         int written = uv_try_write(&connection->stream, &part, 1);
         if (written == UV_EAGAIN) written = 0;
@@ -109,8 +98,9 @@ static void flush(struct connection *connection)
             close_connection(connection);
             return;
         }
-        return;
     }
+    if (any && owner->drained) owner->drained(owner->context);
+    if (connection->is_writing) return;
     if (connection->is_failed || rpc_wants_close(connection->rpc)) close_connection(connection);
 }
 

@@ -1,0 +1,192 @@
+/* gaccctl: asks a running job, and watches it. */
+#include <getopt.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/ctl/client.h"
+#include "daemon/ctl/show.h"
+#include "daemon/ctl/target.h"
+
+struct options {
+    const char *connect, *run;
+    unsigned long long from;
+    bool json;
+};
+
+/* ---- the subcommands ---- */
+
+struct printing {
+    const struct options *options;
+    int failed;
+    unsigned long long rows;
+};
+
+static void on_status(void *context, const uint8_t *bytes, size_t length)
+{
+    struct printing *printing = context;
+    Gacc__V1__Status *status = gacc__v1__status__unpack(NULL, length, bytes);
+    if (!status) {
+        printing->failed = 1;
+        return;
+    }
+    (printing->options->json ? show_status_json : show_status)(status);
+    gacc__v1__status__free_unpacked(status, NULL);
+}
+
+static int get_status(const struct target *target, const struct options *options, struct error *error)
+{
+    struct printing printing = {.options = options};
+    const uint8_t nothing = 0; /* a GetStatusRequest has no fields, and packs to no bytes */
+    const struct client_call call = {
+        .path = "/gacc.v1.Control/GetStatus",
+        .request = &nothing,
+        .timeout_seconds = CLIENT_SECONDS,
+        .message = on_status,
+        .context = &printing,
+    };
+    int status = client_call(target, &call, error);
+    if (!status && printing.failed)
+        status = error_set(error, STATUS_UNAVAILABLE, "%s: no Status was answered", target->endpoint);
+    return status;
+}
+
+static void on_step(void *context, const uint8_t *bytes, size_t length)
+{
+    struct printing *printing = context;
+    Gacc__V1__StepRecord *record = gacc__v1__step_record__unpack(NULL, length, bytes);
+    if (!record) return;
+    if (printing->options->json)
+        puts(record->json);
+    else
+        show_step(record, printing->rows++ % 40 == 0);
+    fflush(stdout);
+    gacc__v1__step_record__free_unpacked(record, NULL);
+}
+
+static int watch(const struct target *target, const struct options *options, struct error *error)
+{
+    struct printing printing = {.options = options};
+    Gacc__V1__WatchStepsRequest request = GACC__V1__WATCH_STEPS_REQUEST__INIT;
+    request.from_step = options->from;
+    uint8_t packed[16]; /* a tag and a varint */
+    const struct client_call call = {
+        .path = "/gacc.v1.Control/WatchSteps",
+        .request = packed,
+        .request_length = gacc__v1__watch_steps_request__pack(&request, packed),
+        .message = on_step,
+        .context = &printing,
+    };
+    return client_call(target, &call, error);
+}
+
+static const struct subcommand {
+    const char *name;
+    int (*act)(const struct target *, const struct options *, struct error *); /* NULL: not offered by this version */
+    const char *help;
+} subcommands[] = {
+    {"status", get_status, "where the job stands, and each rank"},
+    {"watch", watch, "each step as it is made, until the job ends; --from STEP begins earlier"},
+    {"top", NULL, NULL},
+    {"pause", NULL, NULL},
+    {"resume", NULL, NULL},
+    {"checkpoint", NULL, NULL},
+    {"stop", NULL, NULL},
+    {"set", NULL, NULL},
+    {"config", NULL, NULL},
+    {"health", NULL, NULL},
+};
+#define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)
+
+static void help(FILE *to)
+{
+    fputs("gaccctl [--run DIR | --connect ADDRESS] COMMAND [--json]\n\n", to);
+    for (size_t i = 0; i < SUBCOMMANDS; i++)
+        if (subcommands[i].act) fprintf(to, "  %-8s %s\n", subcommands[i].name, subcommands[i].help);
+    fputs("\n  --run DIR          the run directory; without it, the newest below runs/\n"
+          "  --connect ADDRESS  unix:PATH or HOST:PORT; its token, if it wants one, in $GACC_TOKEN\n"
+          "  --json             for programs\n",
+          to);
+}
+
+/* ---- the command line ---- */
+
+static const struct option long_options[] = {
+    {"run", required_argument, NULL, 'r'},
+    {"connect", required_argument, NULL, 'c'},
+    {"from", required_argument, NULL, 'f'},
+    {"json", no_argument, NULL, 'j'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {NULL, 0, NULL, 0},
+};
+
+static int fail(const struct error *error)
+{
+    fprintf(stderr, "gaccctl: %s\n", error->text);
+    return (int)error->status;
+}
+
+static const struct subcommand *find(int count, char **words, struct error *error)
+{
+    const char *name = count ? words[0] : "";
+    for (size_t i = 0; i < SUBCOMMANDS; i++) {
+        if (strcmp(subcommands[i].name, name)) continue;
+        if (!subcommands[i].act)
+            error_set(error, STATUS_USAGE, "%s is not offered by this version", name);
+        else if (count > 1)
+            error_set(error, STATUS_USAGE, "%s: one word too many: %s", name, words[1]);
+        else
+            return &subcommands[i];
+        return NULL;
+    }
+    error_set(error, STATUS_USAGE,
+              count ? "no such command: %s (gaccctl --help)" : "a command is wanted%s (gaccctl --help)", name);
+    return NULL;
+}
+
+int main(int count, char **words)
+{
+    struct options options = {0};
+    struct target target;
+    struct error error;
+    char *end;
+    for (int option; (option = getopt_long(count, words, "h", long_options, NULL)) != -1;) {
+        switch (option) {
+        case 'r':
+            options.run = optarg;
+            break;
+        case 'c':
+            options.connect = optarg;
+            break;
+        case 'j':
+            options.json = true;
+            break;
+        case 'f':
+            options.from = strtoull(optarg, &end, 10);
+            if (*end || optarg[0] < '1' || optarg[0] > '9') {
+                error_set(&error, STATUS_USAGE, "--from %s: a step from 1 on is wanted", optarg);
+                return fail(&error);
+            }
+            break;
+        case 'h':
+            help(stdout);
+            return fflush(stdout) ? STATUS_IO : 0;
+        case 'v':
+            puts("gaccctl " GACC_VERSION);
+            return fflush(stdout) ? STATUS_IO : 0;
+        default:
+            return STATUS_USAGE; /* getopt has said why */
+        }
+    }
+    if (options.run && options.connect) {
+        error_set(&error, STATUS_USAGE, "--run and --connect: one of them");
+        return fail(&error);
+    }
+    const struct subcommand *subcommand = find(count - optind, words + optind, &error);
+    if (!subcommand || target_find(&target, options.connect, options.run, &error) ||
+        subcommand->act(&target, &options, &error))
+        return fail(&error);
+    return 0;
+}
