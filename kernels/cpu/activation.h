@@ -64,8 +64,8 @@ static inline real gelu_tanh_slope(real x)
     return gate + 2 * GELU_TANH_SCALE * (t + 3 * GELU_TANH_CUBE * (x * (x * t)));
 }
 
-#define FOR_RUN(statement)                         \
-    SIMD for (size_t i = 0; i < n; i++) statement; \
+#define FOR_RUN(statement)                              \
+    MATH_LOOP for (size_t i = 0; i < n; i++) statement; \
     break
 
 /* y = activate(x); y may be x */

@@ -35,11 +35,11 @@ static bool machine_has(enum cpu_variant variant)
 #ifdef GACC_CPU_X86
     switch (variant) {
     case CPU_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        /* and F16C, whose name clang 14 does not know: it came before AVX2 and FMA */
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case CPU_AVX512:
         return machine_has(CPU_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl");
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     default:
         break;
     }
@@ -59,12 +59,14 @@ struct kernels *cpu_open_variant(const struct kernels_options *options, enum cpu
     struct cpu *cpu = malloc(sizeof *cpu);
     if (!cpu) return NULL;
     const enum dtype type = options->compute_type;
+    /* OpenBLAS without any threads (its serial build) may not be called by several */
+    const int threads = openblas_get_parallel() == OPENBLAS_SEQUENTIAL ? 1 : options->threads;
     *cpu = (struct cpu){
-        .head = {tables[variant][type], type, options->threads},
+        .head = {tables[variant][type], type, threads},
         .real_size = dtype_size(dtype_wide(type)),
         .attention_rows = SIZE_MAX,
     };
-    const size_t bytes = (size_t)options->threads * CPU_SCRATCH_REALS * cpu->real_size;
+    const size_t bytes = (size_t)threads * CPU_SCRATCH_REALS * cpu->real_size;
     cpu->scratch = aligned_alloc(4096, bytes);
     if (!cpu->scratch) {
         free(cpu);
