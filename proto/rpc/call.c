@@ -59,7 +59,9 @@ void call_receive(struct rpc_call *call, const uint8_t *bytes, size_t length)
     const char *text = NULL;
     enum rpc_code code =
         deframer_feed(&call->deframer, &call->connection->receive, bytes, length, deliver, call, &text);
-    if (code != RPC_OK) call->connection->role->broken(call, code, text);
+    if (code == RPC_OK) return;
+    deframer_close(&call->deframer, &call->connection->receive);
+    call->connection->role->broken(call, code, text);
 }
 
 /* nghttp2 asks how much of the body goes into the next DATA frame; the bytes follow in call_write_body. */
