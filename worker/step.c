@@ -137,6 +137,45 @@ static int report(struct session *session, struct step *step, struct error *erro
     return result;
 }
 
+/* What the attempt was like, and an evaluation where the decision asks for one. Not awaited. */
+static int step_done(struct session *session, struct step *step, Gacc__V1__Blame *blame, struct error *error)
+{
+    Gacc__V1__StepDone message = GACC__V1__STEP_DONE__INIT;
+    Gacc__V1__Evaluation evaluation = GACC__V1__EVALUATION__INIT;
+    if (step->decision->evaluate) {
+        int result = session_enter(session, STATE(EVALUATE), error);
+        if (result) return result;
+        if (evaluate(session, &evaluation)) message.evaluation = &evaluation;
+    }
+    message.step = step->plan->step;
+    message.all_gathers = session->comm->counts.all_gather;
+    message.all_gather_bytes = session->comm->counts.all_gather_bytes;
+    message.control_collectives = session->comm->counts.control;
+    message.seconds = &step->seconds;
+    message.blame = blame;
+    session->comm->counts = (struct comm_counts){0};
+    return session->control->step_done(session->control, &message, error);
+}
+
+/* The verdict is FAIL: the job ends here. Where numerics end it, this attempt is asked for its culprit like a skipped
+ * one, so that the last words name it; after any other failure there is nothing to find. */
+static int end_by_failure(struct session *session, struct step *step, struct error *error)
+{
+    const Gacc__V1__Failure *failure = step->decision->failure;
+    int result = session_enter(session, STATE(FINISHED), error);
+    if (result) return result;
+    if (!failure || !failure->status)
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": the coordinator ends the job and does not say why",
+                         step->plan->step);
+    if (failure->status == STATUS_NUMERICS) {
+        Gacc__V1__Blame *blame = blame_find(session, step);
+        result = step_done(session, step, blame, error);
+        blame_free(blame);
+        if (result) return result;
+    }
+    return error_set(error, (enum status)failure->status, "%s", failure->text);
+}
+
 /* The rank now knows what all ranks do. A decision it cannot follow is refused before anything changes. */
 static int take_decision(struct session *session, struct step *step, struct error *error)
 {
@@ -144,13 +183,7 @@ static int take_decision(struct session *session, struct step *step, struct erro
     if (result) return result;
     const Gacc__V1__Decision *decision = step->decision;
     uint64_t number = step->plan->step;
-    if (decision->verdict == GACC__V1__VERDICT__VERDICT_FAIL) {
-        session_enter(session, STATE(FINISHED), error);
-        if (!decision->failure || !decision->failure->status)
-            return error_set(error, STATUS_INTERNAL,
-                             "step %" PRIu64 ": the coordinator ends the job and does not say why", number);
-        return error_set(error, (enum status)decision->failure->status, "%s", decision->failure->text);
-    }
+    if (decision->verdict == GACC__V1__VERDICT__VERDICT_FAIL) return end_by_failure(session, step, error);
     if (decision->step != number)
         return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": a decision for step %" PRIu64 " came", number,
                          decision->step);
@@ -204,25 +237,6 @@ static int exit_step(struct session *session, struct step *step, struct error *e
     window_clear_gradients(session);
     step->seconds.step = seconds_now() - step->started;
     return result;
-}
-
-static int step_done(struct session *session, struct step *step, Gacc__V1__Blame *blame, struct error *error)
-{
-    Gacc__V1__StepDone message = GACC__V1__STEP_DONE__INIT;
-    Gacc__V1__Evaluation evaluation = GACC__V1__EVALUATION__INIT;
-    if (step->decision->evaluate) {
-        int result = session_enter(session, STATE(EVALUATE), error);
-        if (result) return result;
-        if (evaluate(session, &evaluation)) message.evaluation = &evaluation;
-    }
-    message.step = step->plan->step;
-    message.all_gathers = session->comm->counts.all_gather;
-    message.all_gather_bytes = session->comm->counts.all_gather_bytes;
-    message.control_collectives = session->comm->counts.control;
-    message.seconds = &step->seconds;
-    message.blame = blame;
-    session->comm->counts = (struct comm_counts){0};
-    return session->control->step_done(session->control, &message, error);
 }
 
 static int begin(struct session *session, struct step *step, struct error *error)

@@ -526,6 +526,39 @@ static void a_skip_names_tensor_micro_batch_and_sequences(void **state)
     free(play);
 }
 
+/* The decision that ends the job by numerics, in place of the skip of step 2. */
+static void fail_at_2(struct play *play, Gacc__V1__Decision *decision)
+{
+    static Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
+    if (play->attempts[2].verdict != SKIP) return;
+    failure.status = STATUS_NUMERICS;
+    failure.text = (char *)(uintptr_t) "step 2: not finite";
+    decision->verdict = FAIL;
+    decision->failure = &failure;
+    decision->next = NULL;
+    decision->plan = NULL;
+}
+
+/* g = inf in micro-batch 1 of step 2, which rank 1 runs: the farewell can name it only if the failing step does. */
+static void a_step_that_ends_the_job_by_numerics_names_its_culprit(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0\n1\n1\n1\ninf\n", .global = 2, .ranks = 2, .optimizer = SGD, .lr = 1, .tamper = fail_at_2};
+    struct play *play = play_run(&scenario);
+    const struct rank_attempt *well = &play->attempts[2].ranks[0], *culprit = &play->attempts[2].ranks[1];
+    assert_string_equal(well->tensor, "");
+    assert_string_equal(culprit->tensor, "weight");
+    assert_int_equal(culprit->micro_batch, 1);
+    assert_int_equal(culprit->sequences[0], 3);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(play->ends[rank].result, -STATUS_NUMERICS);
+        assert_string_equal(play->ends[rank].error.text, "step 2: not finite");
+        assert_near(play->attempts[2].ranks[rank].parameters[0], -1, 0);
+    }
+    free(play);
+}
+
 /* An overflow of the accumulated sum has no single micro-batch: 2e38 twice. */
 static void an_overflow_of_the_sum_names_the_tensor_alone(void **state)
 {
@@ -1033,6 +1066,7 @@ int main(void)
         cmocka_unit_test(without_a_scaler_a_nonfinite_gradient_changes_no_weight),
         cmocka_unit_test(a_scaled_gradient_beyond_fp16_overflows),
         cmocka_unit_test(a_skip_names_tensor_micro_batch_and_sequences),
+        cmocka_unit_test(a_step_that_ends_the_job_by_numerics_names_its_culprit),
         cmocka_unit_test(an_overflow_of_the_sum_names_the_tensor_alone),
         cmocka_unit_test(an_overflow_between_ranks_has_no_culprit),
         cmocka_unit_test(accumulation_is_wide_at_any_compute_type),
