@@ -96,7 +96,7 @@ static int start_coordinator(struct launch *launch, struct error *error)
     int status = coordinator_start(&launch->coordinator, &options, &ready, &launch->leftovers, error);
     if (status) return status;
     launch->finished = ready.finished;
-    if (ready.finished) return 0;
+    if (ready.finished) return 0; /* there is no coordinator any more; *leftovers is for us to remove */
     snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
     memcpy(launch->secret, ready.secret, SECRET_BYTES);
     int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
@@ -123,10 +123,12 @@ static int open_transport(struct launch *launch, struct error *error)
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given) != MPI_SUCCESS || given < MPI_THREAD_FUNNELED)
         return error_set(error, STATUS_UNAVAILABLE, "MPI does not start with MPI_THREAD_FUNNELED");
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if ((uint32_t)size != launch->place.ranks)
+    if ((uint32_t)size != launch->place.ranks) {
+        MPI_Finalize(); /* all see the same: this much can be in order */
         return error_set(error, STATUS_UNAVAILABLE,
                          "the launcher says %u ranks, MPI says %d: gaccd was built for another MPI than the launcher's",
                          launch->place.ranks, size);
+    }
     return comm_open_mpi(&launch->comm, error);
 }
 
@@ -329,6 +331,7 @@ int launch_run(const struct launch_options *options)
     comm_close(launch.comm);
     if (launch.place.launched) MPI_Finalize();
     if (is_first && !launch.finished) end_coordinator(&launch, NULL);
+    if (is_first && launch.finished) leftovers_remove(&launch.leftovers);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
     return is_first ? -status : 0; /* the others end first, and with 0, so that the launcher returns rank 0's status */
 }

@@ -91,7 +91,8 @@ void coordinator_conclude(struct coordinator *coordinator)
     watchers_feed(coordinator);
     workers_say_farewell(coordinator);
     conductor_end(coordinator->conductor, coordinator_now(), &end);
-    if (!coordinator->joined) note(coordinator, NOTE_FATAL, (enum status)end.exit, end.reason);
+    if (!coordinator->joined && !coordinator->rank_0_gone)
+        note(coordinator, NOTE_FATAL, (enum status)end.exit, end.reason);
     coordinator_show_progress(coordinator);
 }
 
@@ -323,13 +324,13 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
     link->life = life[1];
     link->notes = notes[0];
     int status = read_ready(link->notes, ready, error);
+    *leftovers = all.leftovers;
     if (status || ready->finished) {
         close(link->life);
         close(link->notes);
         waitpid(link->pid, NULL, 0);
         return status;
     }
-    *leftovers = all.leftovers;
     snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
     snprintf(leftovers->socket_directory, sizeof leftovers->socket_directory, "%s", ready->socket_directory);
     return 0;

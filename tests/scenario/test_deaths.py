@@ -3,23 +3,23 @@ import os
 import signal
 import time
 
-import gacc
+import harness
 
 FOREVER = 10**9
 
 
-class Deaths(gacc.Scenario):
+class Deaths(harness.Scenario):
     def setUp(self):
         super().setUp()
-        self.job, text = gacc.gpt(steps=FOREVER)
+        self.job, text = harness.gpt(steps=FOREVER)
         self.write("text.txt", text)
 
-    def kill(self, pid, job, limit=gacc.PROMPT):
+    def kill(self, pid, job, limit=harness.PROMPT):
         """Kills, and returns how the job ended; all of it is gone within the limit."""
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
         done = job.wait(20)
-        self.assertEqual(gacc.until_empty(self.processes, 10), [])
+        self.assertEqual(harness.until_empty(self.processes, 10), [])
         self.assertLess(time.monotonic() - began, limit)
         return done
 
@@ -64,7 +64,7 @@ class Deaths(gacc.Scenario):
 
     def test_killing_mpirun(self):
         job = self.start(self.job).until_step(3)
-        self.kill(job.process.pid, job, limit=gacc.PROMPT + 1)
+        self.kill(job.process.pid, job, limit=harness.PROMPT + 1)
         self.check_result("rank")
 
     def test_killing_the_only_rank_without_mpirun(self):
@@ -92,9 +92,9 @@ class Deaths(gacc.Scenario):
         os.kill(job.process.pid, signal.SIGTERM)
         done = job.wait(10)
         self.assertEqual(done.status, 1)  # mpirun's own, whatever the ranks do
-        gacc.until_empty(self.processes, 5)
+        harness.until_empty(self.processes, 5)
         self.check_result("rank")
 
 
 if __name__ == "__main__":
-    gacc.main()
+    harness.main()

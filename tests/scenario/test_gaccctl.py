@@ -3,13 +3,13 @@ import json
 import os
 import signal
 
-import gacc
+import harness
 
 
-class Gaccctl(gacc.Scenario):
+class Gaccctl(harness.Scenario):
     def setUp(self):
         super().setUp()
-        self.job, text = gacc.gpt(steps=10**9)
+        self.job, text = harness.gpt(steps=10**9)
         self.write("text.txt", text)
 
     def end(self, job):
@@ -18,7 +18,7 @@ class Gaccctl(gacc.Scenario):
 
     def test_status_of_the_newest_run(self):
         job = self.start(self.job, output="runs/b").until_step(3)
-        done = self.call(gacc.GACCCTL, "status", "--json")
+        done = self.call(harness.GACCCTL, "status", "--json")
         self.assertEqual((done.status, done.err), (0, ""))
         status = json.loads(done.out)
         self.assertEqual((status["job"], status["output"], status["phase"]), ("gpt", "runs/b", "training"))
@@ -26,49 +26,49 @@ class Gaccctl(gacc.Scenario):
         self.assertGreaterEqual(status["optimizer_steps"], 3)
         self.assertEqual([rank["pid"] for rank in status["ranks"]], [job.ranks()[0], job.ranks()[1]])
         self.assertIsNone(status["loss_scale"])
-        people = self.call(gacc.GACCCTL, "--run", "runs/b", "status").out
+        people = self.call(harness.GACCCTL, "--run", "runs/b", "status").out
         self.assertIn("phase      training", people)
         self.end(job)
 
     def test_watching_from_the_first_step_gives_the_lines_of_the_log(self):
         short = dict(self.job, job={"name": "gpt", "steps": 200})
         job = self.start(short)
-        gacc.until(lambda: os.path.exists(os.path.join(job.output, "connection.json")), 10, "connection.json")
-        done = self.call(gacc.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
+        harness.until(lambda: os.path.exists(os.path.join(job.output, "connection.json")), 10, "connection.json")
+        done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
         self.assertEqual((done.status, done.err), (0, ""))
         job.wait()
         self.assertEqual([json.loads(line) for line in done.out.splitlines()], job.log("step"))
         self.assertEqual(len(job.log("step")), 200)
 
     def test_no_run(self):
-        done = self.call(gacc.GACCCTL, "status")
+        done = self.call(harness.GACCCTL, "status")
         self.assertEqual(done.status, 66)
         self.assertEqual(len(done.err.splitlines()), 1)
 
     def test_a_run_that_is_over(self):
         self.assertEqual(self.run_job(dict(self.job, job={"name": "gpt", "steps": 2})).status, 0)
-        done = self.call(gacc.GACCCTL, "--run", "run", "status")
+        done = self.call(harness.GACCCTL, "--run", "run", "status")
         self.assertEqual(done.status, 69)
         self.assertEqual(done.err, "gaccctl: run: no job is running there; the last one is done after 2 steps\n")
 
     def test_what_is_not_offered_is_refused(self):
         for word in ("pause", "top", "nonsense"):
-            done = self.call(gacc.GACCCTL, word)
+            done = self.call(harness.GACCCTL, word)
             self.assertEqual((done.status, len(done.err.splitlines())), (64, 1))
 
     def test_tcp_wants_the_token(self):
         tcp = dict(self.job, control={"listen": "tcp://127.0.0.1:0"})
         job = self.start(tcp).until_step(1)
         connection = job.connection()
-        done = self.call(gacc.GACCCTL, "--connect", connection["endpoint"], "status")
+        done = self.call(harness.GACCCTL, "--connect", connection["endpoint"], "status")
         self.assertEqual(done.status, 69)
         self.assertIn("Bearer", done.err)
         known = dict(self.environment, GACC_TOKEN=connection["token"])
-        self.assertEqual(self.call(gacc.GACCCTL, "--connect", connection["endpoint"], "status", env=known).status, 0)
-        self.assertEqual(self.call(gacc.GACCCTL, "--run", "run", "status").status, 0)
+        self.assertEqual(self.call(harness.GACCCTL, "--connect", connection["endpoint"], "status", env=known).status, 0)
+        self.assertEqual(self.call(harness.GACCCTL, "--run", "run", "status").status, 0)
         self.assertEqual(os.stat(os.path.join(job.output, "connection.json")).st_mode & 0o777, 0o600)
         self.end(job)
 
 
 if __name__ == "__main__":
-    gacc.main()
+    harness.main()
