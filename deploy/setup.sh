@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What quickstart and tests/run share; sourced, from the top of the checkout. Works on Debian 12 as root or with sudo.
 
 say() { printf '\n== %s\n' "$*"; }
@@ -30,31 +31,31 @@ install_missing() {
     say "installing ${missing[*]}"
     # An index that cannot be refreshed matters only when the install then fails.
     "${root[@]}" apt-get -q -o DPkg::Lock::Timeout=300 update > /dev/null || true
+    local log
+    log=$(mktemp) || fail "no temporary file"
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
-        install --no-install-recommends "${missing[@]}" > "${TMPDIR:-/tmp}/gaccd-apt.$$" 2>&1 || {
-        tail -n 20 "${TMPDIR:-/tmp}/gaccd-apt.$$" >&2
-        rm -f "${TMPDIR:-/tmp}/gaccd-apt.$$"
+        install --no-install-recommends "${missing[@]}" > "$log" 2>&1 || {
+        tail -n 20 "$log" >&2
+        rm -f "$log"
         fail "apt-get could not install: ${missing[*]}"
     }
-    rm -f "${TMPDIR:-/tmp}/gaccd-apt.$$"
+    rm -f "$log"
 }
 
-# build TARGETS -- CMAKE_OPTIONS: into build/; a build directory that was configured before keeps its generator.
+# build CMAKE_OPTION...: into build/; a directory that was configured before keeps its generator.
 build() {
-    local targets=()
-    while [ "$1" != -- ]; do targets+=("$1"); shift; done
-    shift
-    local generator=()
+    local generator=() log
     [ -e build/CMakeCache.txt ] || generator=(-G Ninja)
-    cmake -S . -B build "${generator[@]}" "$@" > build.log 2>&1 || { cat build.log >&2; rm -f build.log; fail "cmake could not configure build/"; }
-    rm -f build.log
-    cmake --build build -j "$(nproc)" ${targets:+--target "${targets[@]}"}
+    log=$(mktemp) || return
+    cmake -S . -B build "${generator[@]}" "$@" > "$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; return 1; }
+    rm -f "$log"
+    cmake --build build -j "$(nproc)"
 }
 
-# What Open MPI needs to be told on any one host: root may run it, ranks may outnumber cores and then yield, and containers
-# often forbid one process to read another's memory.
+# What Open MPI needs to be told on any one host: root may run it, ranks may outnumber cores, and containers often forbid one
+# process to read another's memory.
 mpi_environment() {
-    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
-    export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none
+    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
+    export OMPI_MCA_btl_vader_single_copy_mechanism=none
     if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 }
