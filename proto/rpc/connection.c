@@ -141,21 +141,6 @@ static int on_frame_send(nghttp2_session *session, const nghttp2_frame *frame, v
     return 0;
 }
 
-/* A request that the peer no longer takes (GOAWAY) never became a stream, so it never closes as one. */
-static int on_frame_not_send(nghttp2_session *session, const nghttp2_frame *frame, int result, void *user)
-{
-    if (frame->hd.type != NGHTTP2_HEADERS || nghttp2_session_find_stream(session, frame->hd.stream_id) != NULL)
-        return 0;
-    struct rpc_connection *connection = user;
-    for (struct rpc_call *call = connection->calls; call != NULL; call = call->next) {
-        if (call->stream != frame->hd.stream_id) continue;
-        call_settle(call, RPC_UNAVAILABLE, nghttp2_strerror(result));
-        call_close(call);
-        break;
-    }
-    return 0;
-}
-
 static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t http2_error, void *user)
 {
     struct rpc_connection *connection = user;
@@ -183,7 +168,6 @@ static int open_session(struct rpc_connection *connection, bool is_server)
     nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, on_frame_recv);
     nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data);
     nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, on_frame_send);
-    nghttp2_session_callbacks_set_on_frame_not_send_callback(callbacks, on_frame_not_send);
     nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_stream_close);
     nghttp2_session_callbacks_set_send_data_callback(callbacks, send_data);
     result = is_server ? nghttp2_session_server_new(&connection->session, callbacks, connection)
