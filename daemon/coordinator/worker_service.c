@@ -143,7 +143,7 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
         if (taken == 1) coordinator_conclude(coordinator);
         break;
     default:
-        workers_lose(coordinator, rank, "it sent a message that has no meaning here");
+        workers_lose(coordinator, rank, "sent a message that has no meaning here");
         break;
     }
     if (taken < 0) coordinator_conclude(coordinator);
@@ -172,7 +172,7 @@ void join_gone(struct rpc_call *call, void *context)
     const uintptr_t user = (uintptr_t)rpc_call_user(call);
     if (!user) return;
     coordinator->workers[user - 1] = NULL;
-    workers_lose(coordinator, (uint32_t)(user - 1), "its process or its connection ended");
+    workers_lose(coordinator, (uint32_t)(user - 1), "its process ended, or its connection broke");
 }
 
 void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why)
@@ -188,8 +188,8 @@ void workers_check_silence(struct coordinator *coordinator)
     for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++) {
         const struct rpc_call *call = coordinator->workers[rank];
         if (call ? now - connection_heard(call) < limit : now - coordinator->started < limit) continue;
-        snprintf(why, sizeof why, "%s for %g s (control.timeout)",
-                 call ? "nothing was heard from it" : "it has not joined", (double)limit * 1e-3);
+        snprintf(why, sizeof why, "%s %g s (control.timeout)", call ? "was silent for" : "has not joined within",
+                 (double)limit * 1e-3);
         workers_lose(coordinator, rank, why);
     }
 }

@@ -27,13 +27,7 @@ class Grpc(harness.Scenario):
         self.write("text.txt", text)
 
     def begin(self, **sections):
-        running = self.start(dict(self.job, **sections)).until_step(3)
-        self.addCleanup(self.end, running)
-        return running
-
-    def end(self, running):
-        if running.process.poll() is None:
-            os.kill(running.process.pid, signal.SIGKILL)
+        return self.start(dict(self.job, **sections)).until_step(3)
 
     def tearDown(self):
         for running in self.running:
