@@ -529,6 +529,8 @@ static void inspection_says_what_a_file_is(void **state)
 {
     (void)state;
     struct llmc file = llmc_of_20();
+    const char weights[] = "@\0\0\0\0\0\0\0{\"w\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}        "
+                           "\0\0\200\77\0\0\200\177";
     const uint32_t longs[] = {1, 70000, 3};
     const uint16_t words[] = {50000, 50001, 50002, 50003};
     assert_says(inspected("a.bin", &file, sizeof file, 0),
@@ -549,6 +551,9 @@ static void inspection_says_what_a_file_is(void **state)
     assert_says(inspected("a.bin", words, 7, 65), "a.bin: 7 bytes is not a multiple of the 2 bytes of a u16 token");
     assert_says(inspected("a.csv", "x0,x2\n1,2\n", 10, 65), "a.csv:1: unknown column 'x2'");
     assert_says(inspected("a.csv", "a,b\n1,2\n", 8, 65), "a.csv:1: no column x0 or g0");
+    assert_says(inspected("a.safetensors", weights, sizeof weights - 1, 0),
+                "format: safetensors\ntensors: 1\ntensor: w F32 [1, 2]\nelements: 2\nnonfinite: 1\nsound: yes\n");
+    assert_says(inspected("a.safetensors", weights, sizeof weights - 2, 65), "a.safetensors");
     assert_says(inspected("a.txt", "", 0, 65), "a.txt: empty");
 }
 

@@ -1,9 +1,12 @@
-/* What `gaccd inspect FILE` says of a data set, which it has to find out without a job. */
+/* What `gaccd inspect FILE` says of a data set or of weights, which it has to find out without a job. */
 #include "worker/data/format.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "worker/safetensors.h"
 
 enum { BLOCK_BYTES = 1 << 18, HEADER_MAX_BYTES = 1 << 20 };
 
@@ -111,6 +114,48 @@ static int inspect_raw(const struct file *file, FILE *to, struct error *error)
     return print_tokens(file, "u16", 0, 2, to, error);
 }
 
+/* Values that are not finite, of a tensor that has floating-point values. */
+static int count_nonfinite(struct safetensors *weights, const struct safetensors_tensor *tensor, uint64_t *count,
+                           struct error *error)
+{
+    enum { BLOCK = 4096 };
+    double values[BLOCK];
+    for (uint64_t first = 0; first < tensor->elements && tensor->type != SAFETENSORS_OTHER; first += BLOCK) {
+        uint64_t left = tensor->elements - first, some = left < BLOCK ? left : BLOCK;
+        int result = safetensors_read(weights, tensor, first, some, values, error);
+        if (result < 0) return result;
+        for (uint64_t i = 0; i < some; i++) *count += !isfinite(values[i]);
+    }
+    return 0;
+}
+
+static void print_shape(const struct safetensors_tensor *tensor, FILE *to)
+{
+    static const char *const types[] = {"F64", "F32", "F16", "BF16", "other"};
+    fprintf(to, "tensor: %s %s [", tensor->name, types[tensor->type]);
+    for (int i = 0; i < tensor->dimensions; i++) fprintf(to, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
+    fprintf(to, "]\n");
+}
+
+static int inspect_weights(const struct file *file, FILE *to, struct error *error)
+{
+    struct safetensors *weights;
+    int result = safetensors_open(&weights, file->path, error);
+    if (result < 0) return result;
+    uint64_t elements = 0, nonfinite = 0;
+    size_t count = safetensors_count(weights);
+    fprintf(to, "format: safetensors\ntensors: %zu\n", count);
+    for (size_t i = 0; i < count && result == 0; i++) {
+        const struct safetensors_tensor *tensor = safetensors_at(weights, i);
+        elements += tensor->elements;
+        print_shape(tensor, to);
+        result = count_nonfinite(weights, tensor, &nonfinite, error);
+    }
+    safetensors_close(weights);
+    if (result == 0) fprintf(to, "elements: %" PRIu64 "\nnonfinite: %" PRIu64 "\n", elements, nonfinite);
+    return result;
+}
+
 static bool ends_in(const char *path, const char *extension)
 {
     size_t length = strlen(path), end = strlen(extension);
@@ -129,6 +174,7 @@ static int inspect_open(const struct file *file, FILE *to, struct error *error)
         result = llmc_identify(file, &width, &tokens, error);
         return result < 0 ? result : print_tokens(file, "llmc", LLMC_HEADER_BYTES, width, to, error);
     }
+    if (ends_in(file->path, ".safetensors")) return inspect_weights(file, to, error);
     if (ends_in(file->path, ".csv")) return inspect_csv(file, to, error);
     if (ends_in(file->path, ".bin")) return inspect_raw(file, to, error);
     return print_tokens(file, "bytes", 0, 1, to, error);
