@@ -124,7 +124,8 @@ static int count_nonfinite(struct safetensors *weights, const struct safetensors
         uint64_t left = tensor->elements - first, some = left < BLOCK ? left : BLOCK;
         int result = safetensors_read(weights, tensor, first, some, values, error);
         if (result < 0) return result;
-        for (uint64_t i = 0; i < some; i++) *count += !isfinite(values[i]);
+        for (uint64_t i = 0; i < some; i++)
+            if (!isfinite(values[i])) ++*count;
     }
     return 0;
 }
