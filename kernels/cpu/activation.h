@@ -44,11 +44,12 @@ static inline real gelu_slope(real x)
 #define GELU_TANH_SCALE ((real)0.79788456080286535588) /* √(2/π) */
 #define GELU_TANH_CUBE ((real)0.044715)
 
-/* ½(1 + tanh u) = 1/(1 + e^(−2u)), which keeps its relative precision where tanh is near −1 */
+/* ½(1 + tanh u) = 1/(1 + e^(−2u)) = e^(2u)/(1 + e^(2u)), which keep their relative precision where tanh is near −1 */
 static inline real gelu_tanh_gate(real x)
 {
     const real u = GELU_TANH_SCALE * x * (1 + GELU_TANH_CUBE * (x * x));
-    return 1 / (1 + exp_real(-2 * u));
+    const real e = exp_real((real)-2 * absolute(u));
+    return (u < 0 ? e : 1) / (1 + e);
 }
 
 static inline real gelu_tanh(real x)

@@ -2,6 +2,10 @@
  * Causal self-attention by blocks of queries and keys: the softmax is carried along the keys (online softmax, Milakov
  * and Gimelshein 2018), the backward recomputes the probabilities from lse (FlashAttention, Dao et al. 2022). No memory
  * grows with context². The formulas are those of reference/attention.c.
+ *
+ * Scores stand transposed, [keys,queries]: what belongs to a query is a column, so that its maximum, its sum and all
+ * else are worked out for many queries at once, without sums across a vector. Only products of the orders NN and TN are
+ * needed, the fast ones for blocks of this size.
  */
 #include <math.h>
 
@@ -10,7 +14,8 @@
 #include "kernels/cpu/matrix.h"
 #include "kernels/cpu/vector_math.h"
 
-#define BLOCK 64 /* queries, keys */
+#define QUERIES 64 /* of a block, and the stride of its scores */
+#define KEYS 32
 #define LANES 16
 
 /* One head of one sequence. */
@@ -18,19 +23,28 @@ struct head {
     const element *q, *k, *v; /* rows of `packed` elements */
     size_t packed, width;     /* 3·heads·head_size, heads·head_size */
     size_t context, size;
-    size_t block;
     real scale;                    /* 1/√size */
     const struct dropout *dropout; /* NULL: none */
     uint64_t sequence, first_element;
 };
 
+/* What is wanted of a block of queries: rows as real, and transposed for the scores. */
+struct query_block {
+    size_t first, rows;
+    struct matrix q, dout;        /* [rows,size] */
+    real *q_columns, *do_columns; /* [size,QUERIES]; q times 1/√size */
+    real max[QUERIES], sum[QUERIES], correction[QUERIES];
+    real lse[QUERIES], mean[QUERIES]; /* backward: mean = do·o */
+    real *total;                      /* [rows,size]: o, or dq */
+};
+
 /* The thread's scratch memory, cut up. */
 struct blocks {
-    real *q, *k, *v, *dout, *out; /* [block,size] widened operands */
-    real *scores, *dscores;       /* [block,block] */
-    real *o, *dk, *dv;            /* [block,size] sums */
-    real *dq;                     /* all that is left */
-    size_t dq_rows;
+    real *q, *q_columns, *dout, *do_columns, *out, *total; /* [QUERIES,size] */
+    real *k, *v;                                           /* [KEYS,size] */
+    real *scores, *dscores, *factors;                      /* [KEYS,QUERIES] */
+    real *sums;                                            /* all that is left, for dk and dv */
+    size_t rows;                                           /* of each */
 };
 
 static real *take(real **free, size_t count)
@@ -43,24 +57,17 @@ static real *take(real **free, size_t count)
 static struct blocks cut_scratch(real *scratch, const struct head *head)
 {
     real *free = scratch;
-    const size_t operand = head->block * head->size, square = head->block * head->block;
-    struct blocks b = {.q = take(&free, operand), .k = take(&free, operand), .v = take(&free, operand)};
-    b.dout = take(&free, operand);
-    b.out = take(&free, operand);
-    b.o = take(&free, operand);
-    b.dk = take(&free, operand);
-    b.dv = take(&free, operand);
-    b.scores = take(&free, square);
-    b.dscores = take(&free, square);
-    b.dq = free;
-    b.dq_rows = (CPU_SCRATCH_REALS - (size_t)(free - scratch)) / head->size;
+    struct blocks b = {0};
+    real **const operands[] = {&b.q, &b.q_columns, &b.dout, &b.do_columns, &b.out, &b.total};
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) *operands[i] = take(&free, QUERIES * head->size);
+    b.k = take(&free, KEYS * head->size);
+    b.v = take(&free, KEYS * head->size);
+    b.scores = take(&free, KEYS * QUERIES);
+    b.dscores = take(&free, KEYS * QUERIES);
+    b.factors = take(&free, KEYS * QUERIES);
+    b.sums = free;
+    b.rows = (CPU_SCRATCH_REALS - (size_t)(free - scratch)) / (2 * head->size);
     return b;
-}
-
-/* Nine operand blocks and two squares fit the scratch memory up to a head size of 4096. */
-static size_t block_for(size_t head_size)
-{
-    return head_size <= 512 ? BLOCK : head_size <= 1024 ? BLOCK / 2 : BLOCK / 4;
 }
 
 static struct head head_at(const element *qkv, const struct dropout *dropout, struct attention_shape shape, size_t task)
@@ -77,7 +84,6 @@ static struct head head_at(const element *qkv, const struct dropout *dropout, st
         .width = width,
         .context = shape.context,
         .size = shape.head_size,
-        .block = block_for(shape.head_size),
         .scale = (real)(1 / sqrt((double)shape.head_size)),
         .dropout = draws ? dropout : NULL,
         .sequence = draws ? dropout->sequence[b] : 0,
@@ -85,82 +91,141 @@ static struct head head_at(const element *qkv, const struct dropout *dropout, st
     };
 }
 
-/* NaN are left to the exponentials that follow. */
-static real row_max(const real *x, size_t n)
-{
-    real lane[LANES];
-    for (size_t l = 0; l < LANES; l++) lane[l] = (real)-INFINITY;
-    for (size_t i = 0; i < n; i += LANES) {
-        SIMD for (size_t l = 0; l < LANES; l++) lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
-    }
-    real largest = lane[0];
-    for (size_t l = 1; l < LANES; l++) largest = lane[l] > largest ? lane[l] : largest;
-    return largest;
-}
+/* --- a block of scores ------------------------------------------------------------------------------------------- */
 
-/* What a query has seen so far. */
-struct online {
-    real max, sum;
+/* Keys key … key+keys−1 by the queries of a block from column `column` on: those before see none of the keys. */
+struct pair {
+    size_t key, keys, column, columns;
 };
 
-/* scores[n] → e^(s − max), dropped; beyond n, as far as the block goes, 0. Gives the factor that what was summed before
- * has to be multiplied by. */
-static real softmax_row(const struct head *head, struct online *seen, real *scores, size_t n, size_t query, size_t key)
+static struct pair pair_at(const struct head *head, const struct query_block *q, size_t key)
 {
-    const size_t padded = (n + LANES - 1) / LANES * LANES;
-    for (size_t j = n; j < padded; j++) scores[j] = (real)-INFINITY;
-    const real largest = row_max(scores, padded);
-    const real max = largest > seen->max ? largest : seen->max;
-    const real correction = exp_real(seen->max - max);
-    real sum = 0;
-    SIMD_SUM(sum) for (size_t j = 0; j < padded; j++)
-    {
-        scores[j] = exp_real(scores[j] - max);
-        sum += scores[j];
-    }
-    seen->max = max;
-    seen->sum = seen->sum * correction + sum;
-    for (size_t j = padded; j < head->block; j++) scores[j] = 0;
-    if (head->dropout) {
-        real factor[BLOCK];
-        dropout_factors(factor, head->dropout, head->sequence, head->first_element + query * head->context + key, n);
-        SIMD for (size_t j = 0; j < n; j++) scores[j] *= factor[j];
-    }
-    return correction;
+    const size_t keys = smaller(KEYS, head->context - key);
+    return (struct pair){key, keys, key > q->first ? key - q->first : 0, q->rows};
 }
 
-static void forward_block(const struct head *head, const struct blocks *b, struct online *seen, struct matrix q,
-                          size_t query, size_t rows, size_t key, size_t keys)
+/* The first column that sees key j of the pair. */
+static size_t first_seeing(const struct query_block *q, const struct pair *p, size_t j)
 {
-    const struct matrix k = widen_panel(b->k, head->k + key * head->packed, head->packed, keys, head->size);
-    const struct matrix v = widen_panel(b->v, head->v + key * head->packed, head->packed, keys, head->size);
-    product(PRODUCT_NT, rows, keys, head->size, head->scale, q, k, 0, b->scores, head->block);
-    for (size_t i = 0; i < rows; i++) {
-        const size_t n = smaller(keys, query + i + 1 - key);
-        const real correction = softmax_row(head, seen + i, b->scores + i * head->block, n, query + i, key);
-        real *o = b->o + i * head->size;
-        if (key > 0) SIMD for (size_t d = 0; d < head->size; d++) o[d] *= correction;
+    const size_t key = p->key + j;
+    return key > q->first ? smaller(key - q->first, p->columns) : 0;
+}
+
+static size_t lane_of(size_t column)
+{
+    return column / LANES * LANES;
+}
+
+static size_t padded(size_t columns)
+{
+    return lane_of(columns + LANES - 1);
+}
+
+/* scores[keys,columns] = a·b for rows `a` of the pair's keys and columns `b` of the block's queries. */
+static void score_product(const struct head *head, const struct pair *p, struct matrix a, const real *b, real *scores)
+{
+    const struct matrix columns = {b + p->column, QUERIES};
+    product(PRODUCT_NN, p->keys, p->columns - p->column, head->size, 1, a, columns, 0, scores + p->column, QUERIES);
+}
+
+/* Dropout factors as the scores stand; they are drawn along the keys. */
+static void draw_factors(const struct head *head, const struct query_block *q, const struct pair *p, real *factors)
+{
+    real row[KEYS];
+    for (size_t i = p->column; i < p->columns; i++) {
+        const uint64_t first = head->first_element + (q->first + i) * head->context + p->key;
+        dropout_factors(row, head->dropout, head->sequence, first, p->keys);
+        for (size_t j = 0; j < p->keys; j++) factors[j * QUERIES + i] = row[j];
     }
-    product(PRODUCT_NN, rows, head->size, keys, 1, (struct matrix){b->scores, head->block}, v, key > 0, b->o,
-            head->size);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* Maxima with this pair's keys, and what sums so far have to be multiplied by. NaN are left to the exponentials. */
+static void carry_max(struct query_block *q, const struct pair *p, real *scores)
+{
+    const size_t begin = lane_of(p->column), end = padded(p->columns);
+    real max[QUERIES];
+    memcpy(max, q->max, sizeof max);
+    for (size_t j = 0; j < p->keys; j++) {
+        const size_t seeing = first_seeing(q, p, j);
+        real *row = scores + j * QUERIES;
+        for (size_t i = lane_of(seeing); i < seeing; i++) row[i] = (real)-INFINITY;
+        SIMD for (size_t i = lane_of(seeing); i < end; i++) max[i] = row[i] > max[i] ? row[i] : max[i];
+    }
+    MATH_LOOP for (size_t i = begin; i < end; i++)
+    {
+        q->correction[i] = exp_real(q->max[i] - max[i]);
+        q->sum[i] *= q->correction[i];
+        q->max[i] = max[i];
+    }
+}
+
+/* scores → e^(s − max), 0 where a query does not see the key, summed and then dropped. */
+static void exponentials(const struct head *head, struct query_block *q, const struct pair *p, real *scores,
+                         real *factors)
+{
+    const size_t end = padded(p->columns);
+    for (size_t j = 0; j < p->keys; j++) {
+        const size_t begin = lane_of(first_seeing(q, p, j));
+        real *row = scores + j * QUERIES;
+        for (size_t i = p->column; i < begin; i++) row[i] = 0;
+        MATH_LOOP for (size_t i = begin; i < end; i++)
+        {
+            row[i] = exp_real(row[i] - q->max[i]);
+            q->sum[i] += row[i];
+        }
+    }
+    if (!head->dropout) return;
+    draw_factors(head, q, p, factors);
+    for (size_t j = 0; j < p->keys; j++) {
+        SIMD for (size_t i = p->column; i < p->columns; i++) scores[j * QUERIES + i] *= factors[j * QUERIES + i];
+    }
+}
+
+static void forward_pair(const struct head *head, const struct blocks *b, struct query_block *q, const struct pair *p)
+{
+    const struct matrix k = pack_panel(b->k, head->k + p->key * head->packed, head->packed, p->keys, head->size);
+    const struct matrix v = pack_panel(b->v, head->v + p->key * head->packed, head->packed, p->keys, head->size);
+    score_product(head, p, k, q->q_columns, b->scores);
+    carry_max(q, p, b->scores);
+    exponentials(head, q, p, b->scores, b->factors);
+    for (size_t i = p->column; i < p->columns && p->key > 0; i++) {
+        real *o = q->total + i * head->size;
+        SIMD for (size_t d = 0; d < head->size; d++) o[d] *= q->correction[i];
+    }
+    const struct matrix probabilities = {b->scores + p->column, QUERIES};
+    product(PRODUCT_TN, p->columns - p->column, head->size, p->keys, 1, probabilities, v, p->key > 0,
+            q->total + p->column * head->size, head->size);
+}
+
+static void open_queries(const struct head *head, const struct blocks *b, struct query_block *q, size_t first)
+{
+    q->first = first;
+    q->rows = smaller(QUERIES, head->context - first);
+    q->q = pack_panel(b->q, head->q + first * head->packed, head->packed, q->rows, head->size);
+    q->q_columns = b->q_columns;
+    q->total = b->total;
+    transpose(q->q_columns, QUERIES, q->q, q->rows, head->size, head->scale);
 }
 
 static void forward_head(const struct head *head, element *out, real *lse, real *scratch)
 {
     const struct blocks b = cut_scratch(scratch, head);
-    struct online seen[BLOCK];
-    for (size_t query = 0; query < head->context; query += head->block) {
-        const size_t rows = smaller(head->block, head->context - query), end = query + rows;
-        const struct matrix q = widen_panel(b.q, head->q + query * head->packed, head->packed, rows, head->size);
-        for (size_t i = 0; i < rows; i++) seen[i] = (struct online){(real)-INFINITY, 0};
-        for (size_t key = 0; key < end; key += head->block)
-            forward_block(head, &b, seen, q, query, rows, key, smaller(head->block, end - key));
-        for (size_t i = 0; i < rows; i++) {
-            real *o = b.o + i * head->size;
-            const real inverse = 1 / seen[i].sum;
+    struct query_block q;
+    for (size_t first = 0; first < head->context; first += QUERIES) {
+        open_queries(head, &b, &q, first);
+        for (size_t i = 0; i < QUERIES; i++) q.max[i] = (real)-INFINITY, q.sum[i] = 0;
+        for (size_t key = 0; key < first + q.rows; key += KEYS) {
+            const struct pair p = pair_at(head, &q, key);
+            forward_pair(head, &b, &q, &p);
+        }
+        for (size_t i = 0; i < q.rows; i++) {
+            real *o = q.total + i * head->size;
+            const real inverse = 1 / q.sum[i];
             SIMD for (size_t d = 0; d < head->size; d++) o[d] *= inverse;
-            narrow(out + (query + i) * head->width, o, head->size);
-            lse[query + i] = seen[i].max + (real)log((double)seen[i].sum);
+            narrow(out + (first + i) * head->width, o, head->size);
+            lse[first + i] = q.max[i] + (real)log((double)q.sum[i]);
         }
     }
 }
@@ -183,7 +248,7 @@ void cpu_attention_forward(struct kernels *kernels, compute *out, wide *lse, con
                  forward_heads(out, lse, qkv, dropout, shape, cpu_scratch(kernels, thread), begin, end));
 }
 
-/* --- backward --------------------------------------------------------------------------------------------------- */
+/* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* The head's gradients and what they are made from. */
 struct gradients {
@@ -199,54 +264,69 @@ static real dot(const real *a, const real *b, size_t n)
     return sum;
 }
 
-/* scores: s → m·p, dscores: dp → ds = p·(m·dp − do·o)/√D, for the first n keys; beyond, 0. */
-static void backward_row(const struct head *head, real *scores, real *dscores, real lse, real mean, size_t n,
-                         size_t query, size_t key)
+static void open_backward(const struct head *head, const struct gradients *g, const struct blocks *b,
+                          struct query_block *q, size_t first)
 {
-    real factor[BLOCK];
-    const real scale = head->scale;
-    if (head->dropout) {
-        dropout_factors(factor, head->dropout, head->sequence, head->first_element + query * head->context + key, n);
-        SIMD for (size_t j = 0; j < n; j++)
-        {
-            const real p = exp_real(scores[j] - lse);
-            scores[j] = p * factor[j];
-            dscores[j] = p * (dscores[j] * factor[j] - mean) * scale;
-        }
-    } else {
-        SIMD for (size_t j = 0; j < n; j++)
-        {
-            scores[j] = exp_real(scores[j] - lse);
-            dscores[j] = scores[j] * (dscores[j] - mean) * scale;
-        }
+    open_queries(head, b, q, first);
+    q->do_columns = b->do_columns;
+    q->dout = pack_panel(b->dout, g->dout + first * head->width, head->width, q->rows, head->size);
+    transpose(q->do_columns, QUERIES, q->dout, q->rows, head->size, 1);
+    const struct matrix out = pack_panel(b->out, g->out + first * head->width, head->width, q->rows, head->size);
+    for (size_t i = 0; i < q->rows; i++) {
+        q->mean[i] = dot(q->dout.at + i * q->dout.stride, out.at + i * out.stride, head->size);
+        q->lse[i] = g->lse[first + i];
     }
-    for (size_t j = n; j < head->block; j++) scores[j] = dscores[j] = 0;
+    for (size_t i = q->rows; i < QUERIES; i++) q->mean[i] = q->lse[i] = 0;
 }
 
-/* Which sums a visit of a pair of blocks adds to. */
-enum { SUM_KEYS = 1, SUM_QUERIES = 2 };
-
-static void backward_block(const struct head *head, const struct gradients *g, const struct blocks *b, struct matrix k,
-                           struct matrix v, size_t query, size_t key, size_t keys, int sums, real *dq)
+/* scores: s → m·p; dscores: dp → ds·√D = p·(m·dp − do·o). */
+static void score_gradients(const struct head *head, const struct query_block *q, const struct pair *p, real *scores,
+                            real *dscores, real *factors)
 {
-    const size_t rows = smaller(head->block, head->context - query), size = head->size, block = head->block;
-    const struct matrix q = widen_panel(b->q, head->q + query * head->packed, head->packed, rows, size);
-    const struct matrix dout = widen_panel(b->dout, g->dout + query * head->width, head->width, rows, size);
-    const struct matrix out = widen_panel(b->out, g->out + query * head->width, head->width, rows, size);
-    product(PRODUCT_NT, rows, keys, size, head->scale, q, k, 0, b->scores, block);
-    product(PRODUCT_NT, rows, keys, size, 1, dout, v, 0, b->dscores, block);
-    for (size_t i = 0; i < rows; i++) {
-        const size_t n = query + i + 1 > key ? smaller(keys, query + i + 1 - key) : 0;
-        const real mean = dot(dout.at + i * dout.stride, out.at + i * out.stride, size);
-        backward_row(head, b->scores + i * block, b->dscores + i * block, g->lse[query + i], mean, n, query + i, key);
+    const size_t end = padded(p->columns);
+    if (head->dropout) draw_factors(head, q, p, factors);
+    for (size_t j = 0; j < p->keys; j++) {
+        const size_t seeing = first_seeing(q, p, j);
+        real *row = scores + j * QUERIES, *drow = dscores + j * QUERIES;
+        if (head->dropout) {
+            const real *factor = factors + j * QUERIES;
+            MATH_LOOP for (size_t i = lane_of(seeing); i < end; i++)
+            {
+                const real probability = exp_real(row[i] - q->lse[i]);
+                row[i] = probability * factor[i];
+                drow[i] = probability * (drow[i] * factor[i] - q->mean[i]);
+            }
+        } else {
+            MATH_LOOP for (size_t i = lane_of(seeing); i < end; i++)
+            {
+                row[i] = exp_real(row[i] - q->lse[i]);
+                drow[i] = row[i] * (drow[i] - q->mean[i]);
+            }
+        }
+        for (size_t i = p->column; i < seeing; i++) row[i] = drow[i] = 0;
     }
-    const struct matrix p = {b->scores, block}, ds = {b->dscores, block};
-    if (sums & SUM_KEYS) {
-        const real beta = query > key ? 1 : 0;
-        product(PRODUCT_TN, keys, size, rows, 1, p, dout, beta, b->dv, size);
-        product(PRODUCT_TN, keys, size, rows, 1, ds, q, beta, b->dk, size);
+}
+
+/* Adds a pair's part to dk and dv [keys,size] (the first of a key's pairs: stores it), and to the queries' dq; each
+ * where it is not NULL. */
+static void backward_pair(const struct head *head, const struct blocks *b, const struct query_block *q,
+                          const struct pair *p, real *dk, real *dv, real *dq)
+{
+    const size_t size = head->size, columns = p->columns - p->column;
+    const struct matrix k = pack_panel(b->k, head->k + p->key * head->packed, head->packed, p->keys, size);
+    const struct matrix v = pack_panel(b->v, head->v + p->key * head->packed, head->packed, p->keys, size);
+    score_product(head, p, k, q->q_columns, b->scores);
+    score_product(head, p, v, q->do_columns, b->dscores);
+    score_gradients(head, q, p, b->scores, b->dscores, b->factors);
+    const struct matrix probabilities = {b->scores + p->column, QUERIES}, ds = {b->dscores + p->column, QUERIES};
+    if (dk) {
+        const bool adds = p->key < q->first;
+        const struct matrix dout = {q->dout.at + p->column * q->dout.stride, q->dout.stride};
+        const struct matrix rows = {q->q.at + p->column * q->q.stride, q->q.stride};
+        product(PRODUCT_NN, p->keys, size, columns, 1, probabilities, dout, adds, dv, size);
+        product(PRODUCT_NN, p->keys, size, columns, head->scale, ds, rows, adds, dk, size);
     }
-    if (sums & SUM_QUERIES) product(PRODUCT_NN, rows, size, keys, 1, ds, k, key > 0, dq, size);
+    if (dq) product(PRODUCT_TN, columns, size, p->keys, head->scale, ds, k, p->key > 0, dq + p->column * size, size);
 }
 
 static void store_rows(const struct head *head, element *out, const real *sums, size_t rows)
@@ -254,37 +334,44 @@ static void store_rows(const struct head *head, element *out, const real *sums, 
     for (size_t i = 0; i < rows; i++) narrow(out + i * head->packed, sums + i * head->size, head->size);
 }
 
-/* Key block by key block; a pair's work also goes into the gradient of its queries when those of all queries fit. */
-static void backward_keys(const struct head *head, const struct gradients *g, const struct blocks *b, int sums)
+/* Query block by query block; a pair's work also goes into the gradients of its keys when those of all keys fit. */
+static void backward_queries(const struct head *head, const struct gradients *g, const struct blocks *b, bool keys_fit)
 {
-    for (size_t key = 0; key < head->context; key += head->block) {
-        const size_t keys = smaller(head->block, head->context - key);
-        const struct matrix k = widen_panel(b->k, head->k + key * head->packed, head->packed, keys, head->size);
-        const struct matrix v = widen_panel(b->v, head->v + key * head->packed, head->packed, keys, head->size);
-        for (size_t query = key; query < head->context; query += head->block)
-            backward_block(head, g, b, k, v, query, key, keys, sums, b->dq + query * head->size);
-        store_rows(head, g->dk + key * head->packed, b->dk, keys);
-        store_rows(head, g->dv + key * head->packed, b->dv, keys);
+    struct query_block q;
+    real *dk = b->sums, *dv = b->sums + head->context * head->size;
+    for (size_t first = 0; first < head->context; first += QUERIES) {
+        open_backward(head, g, b, &q, first);
+        for (size_t key = 0; key < first + q.rows; key += KEYS) {
+            const struct pair p = pair_at(head, &q, key);
+            const size_t at = key * head->size;
+            backward_pair(head, b, &q, &p, keys_fit ? dk + at : NULL, keys_fit ? dv + at : NULL, q.total);
+        }
+        store_rows(head, g->dq + first * head->packed, q.total, q.rows);
     }
+    if (!keys_fit) return;
+    store_rows(head, g->dk, dk, head->context);
+    store_rows(head, g->dv, dv, head->context);
 }
 
-/* For a context so long that they do not fit: once more, query block by query block. */
-static void backward_queries(const struct head *head, const struct gradients *g, const struct blocks *b)
+/* For a context so long that they do not fit: once more, key block by key block. */
+static void backward_keys(const struct head *head, const struct gradients *g, const struct blocks *b)
 {
-    for (size_t query = 0; query < head->context; query += head->block) {
-        const size_t rows = smaller(head->block, head->context - query);
-        for (size_t key = 0; key < query + rows; key += head->block) {
-            const size_t keys = smaller(head->block, head->context - key);
-            const struct matrix k = widen_panel(b->k, head->k + key * head->packed, head->packed, keys, head->size);
-            const struct matrix v = widen_panel(b->v, head->v + key * head->packed, head->packed, keys, head->size);
-            backward_block(head, g, b, k, v, query, key, keys, SUM_QUERIES, b->dq);
+    struct query_block q;
+    real *dk = b->sums, *dv = b->sums + KEYS * head->size;
+    for (size_t key = 0; key < head->context; key += KEYS) {
+        const size_t keys = smaller(KEYS, head->context - key);
+        for (size_t first = key / QUERIES * QUERIES; first < head->context; first += QUERIES) {
+            open_backward(head, g, b, &q, first);
+            const struct pair p = pair_at(head, &q, key);
+            backward_pair(head, b, &q, &p, dk, dv, NULL);
         }
-        store_rows(head, g->dq + query * head->packed, b->dq, rows);
+        store_rows(head, g->dk + key * head->packed, dk, keys);
+        store_rows(head, g->dv + key * head->packed, dv, keys);
     }
 }
 
 static void backward_heads(element *dqkv, const element *dout, const element *out, const real *lse, const element *qkv,
-                           const struct dropout *dropout, struct attention_shape shape, real *scratch, size_t dq_limit,
+                           const struct dropout *dropout, struct attention_shape shape, real *scratch, size_t limit,
                            size_t begin, size_t end)
 {
     for (size_t task = begin; task < end; task++) {
@@ -300,13 +387,9 @@ static void backward_heads(element *dqkv, const element *dout, const element *ou
             .out = out + first,
             .lse = lse + task * shape.context,
         };
-        if (head.context <= smaller(b.dq_rows, dq_limit)) {
-            backward_keys(&head, &g, &b, SUM_KEYS | SUM_QUERIES);
-            store_rows(&head, g.dq, b.dq, head.context);
-        } else {
-            backward_keys(&head, &g, &b, SUM_KEYS);
-            backward_queries(&head, &g, &b);
-        }
+        const bool keys_fit = head.context <= smaller(b.rows, limit);
+        backward_queries(&head, &g, &b, keys_fit);
+        if (!keys_fit) backward_keys(&head, &g, &b);
     }
 }
 
@@ -315,8 +398,8 @@ void cpu_attention_backward(struct kernels *kernels, compute *dqkv, const comput
                             struct attention_shape shape)
 {
     const size_t heads = shape.context > 0 && shape.head_size > 0 ? shape.batch * shape.heads : 0;
-    const size_t dq_limit = ((struct cpu *)kernels)->attention_rows;
+    const size_t limit = ((struct cpu *)kernels)->attention_rows;
     CPU_PARALLEL(
         kernels, heads, 1,
-        backward_heads(dqkv, dout, out, lse, qkv, dropout, shape, cpu_scratch(kernels, thread), dq_limit, begin, end));
+        backward_heads(dqkv, dout, out, lse, qkv, dropout, shape, cpu_scratch(kernels, thread), limit, begin, end));
 }

@@ -13,14 +13,15 @@
  */
 enum cpu_variant { CPU_BASELINE, CPU_AVX2, CPU_AVX512, CPU_VARIANTS };
 
-/* Scratch memory of each thread: three panels of a product (see linear.c), or the blocks of attention. Pages that no
- * kernel touches cost nothing. */
-#define CPU_SCRATCH_REALS ((size_t)3 << 18)
+/* Scratch memory of each thread: three panels of a product (linear.c), or the blocks of a head up to a size of 2048 and
+ * as many sums as then fit (attention.c). Pages that no kernel touches cost nothing. */
+#define CPU_PANEL_REALS ((size_t)1 << 18)
+#define CPU_SCRATCH_REALS (6 * CPU_PANEL_REALS)
 
 struct cpu {
     struct kernels head;
     size_t real_size;
-    size_t attention_rows; /* attention sums the gradient of at most so many queries of a head at once */
+    size_t attention_rows; /* attention sums the gradients of at most so many keys of a head at once */
     char *scratch;         /* [threads][CPU_SCRATCH_REALS] of wide, aligned to a page */
 };
 

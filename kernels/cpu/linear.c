@@ -6,7 +6,7 @@
 #include "kernels/cpu/instance.h"
 #include "kernels/cpu/matrix.h"
 
-#define PANEL (CPU_SCRATCH_REALS / 3)
+#define PANEL CPU_PANEL_REALS
 
 static size_t at_least_1(size_t n)
 {

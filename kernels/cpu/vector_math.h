@@ -11,26 +11,22 @@
 
 #include "kernels/cpu/half.h"
 
-/* e^x = 2^n·e^r with n = round(x/ln 2), |r| <= ln 2 / 2. The comparisons let a NaN pass. */
+/* e^x for x <= 88: 2^n·e^r with n = round(x/ln 2), |r| <= ln 2 / 2. What would be below 2^-126 is 0. Kernels take it of
+ * numbers that are not positive, but for rounding. The last comparison lets a NaN pass. */
 static inline float exp_f32(float x)
 {
     const float round_to_integer = 0x1.8p23f;
-    const float inside = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
-    const float shifted = inside * 1.44269504f + round_to_integer;
+    const float shifted = x * 1.44269504f + round_to_integer; /* n stands in the lowest bits */
     const float n = shifted - round_to_integer;
-    const float r =
-        (inside - n * 0.693359375f) + n * 2.12194440e-4f; /* ln 2 in two parts, n times the first is exact */
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* ln 2 in two parts, n times the first is exact */
     float p = 1.38142198e-3f;
     p = p * r + 8.36889887e-3f;
     p = p * r + 4.16684058e-2f;
     p = p * r + 1.66665191e-1f;
     p = p * r + 4.99999933e-1f;
     p = p * (r * r) + r + 1.0f;
-    /* 2^n as a product of two, so that the last multiplication is the one that overflows or becomes subnormal */
-    const int32_t exponent = (int32_t)(float_bits(shifted) - float_bits(round_to_integer));
-    const int32_t half = exponent >> 1;
-    const float scale = bits_float((uint32_t)(half + 127) << 23);
-    return p * scale * bits_float((uint32_t)(exponent - half + 127) << 23);
+    const float scale = bits_float((float_bits(shifted) << 23) + float_bits(1.0f));
+    return x < -87.33654f ? 0.0f : p * scale;
 }
 
 static inline float tanh_f32(float x)
@@ -42,7 +38,8 @@ static inline float tanh_f32(float x)
     p = p * z + 1.33314422e-1f;
     p = p * z - 3.33332819e-1f;
     const float near = x + x * (z * p);
-    const float far = 1.0f - 2.0f / (1.0f + exp_f32(2.0f * a));
+    const float e = exp_f32(-2.0f * a);
+    const float far = (1.0f - e) / (1.0f + e);
     return a < 0.625f ? near : copysignf(far, x);
 }
 
@@ -72,6 +69,11 @@ static inline double exp_real(double x)
     return exp(x);
 }
 
+static inline double absolute(double x)
+{
+    return fabs(x);
+}
+
 static inline double tanh_real(double x)
 {
     return tanh(x);
@@ -91,6 +93,11 @@ static inline double normal_cdf(double x, double gauss)
 static inline float exp_real(float x)
 {
     return exp_f32(x);
+}
+
+static inline float absolute(float x)
+{
+    return fabsf(x);
 }
 
 static inline float tanh_real(float x)

@@ -1,0 +1,330 @@
+/*
+ * kernels_bench [TYPE [THREADS]]: every kernel at the shapes of nanoGPT's CPU recipe (4 layers, 4 heads, 128 wide,
+ * context 64, micro-batches of 12), best of many runs. Products are set against bare BLAS calls of the same shapes in
+ * the same run; the last lines add the calls of one micro-batch up: how much all that is not a product costs beside the
+ * products, and which share of the rate of bare products is left.
+ */
+#include <cblas.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/kernels.h"
+
+enum { LAYERS = 4, HEADS = 4, WIDTH = 128, CONTEXT = 64, BATCH = 12, ROWS = BATCH * CONTEXT, VOCAB = 65, STRIDE = 128 };
+enum { PARAMETERS = LAYERS * 12 * WIDTH * WIDTH + (VOCAB + CONTEXT) * WIDTH };
+
+static struct kernels *kernels;
+static const struct kernel_table *table;
+
+/* Buffers, each large enough for every use: activations, parameters, and what is wide or double. */
+static void *act[6], *weight, *small;
+static void *grad, *moment[2], *master, *rows_wide[2];
+static double ones[ROWS], targets[ROWS];
+static int32_t tokens[ROWS];
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void refill(void);
+
+#define BEST_OF(seconds, call)                    \
+    do {                                          \
+        seconds = 1e9;                            \
+        refill();                                 \
+        for (int run_ = 0; run_ < 60; run_++) {   \
+            const double start_ = now();          \
+            call;                                 \
+            const double took_ = now() - start_;  \
+            if (took_ < seconds) seconds = took_; \
+        }                                         \
+    } while (0)
+
+/* --- what one micro-batch is made of ---------------------------------------------------------------------------------
+ */
+
+struct entry {
+    const char *name;
+    void (*call)(void);
+    int calls;           /* per micro-batch */
+    double flops, bytes; /* per call: products count flops, the rest the bytes they move (in fp32) */
+    enum { PRODUCT, REST, PER_STEP } kind;
+    enum CBLAS_TRANSPOSE ta, tb; /* the bare product */
+    int m, n, k;
+};
+
+static const struct linear_shape qkv = {ROWS, WIDTH, 3 * WIDTH, WEIGHT_IN_OUT, 0},
+                                 proj = {ROWS, WIDTH, WIDTH, WEIGHT_IN_OUT, 0},
+                                 up = {ROWS, WIDTH, 4 * WIDTH, WEIGHT_IN_OUT, 0},
+                                 down = {ROWS, 4 * WIDTH, WIDTH, WEIGHT_IN_OUT, 0},
+                                 head = {ROWS, WIDTH, VOCAB, WEIGHT_OUT_IN, STRIDE};
+static const struct attention_shape attention = {BATCH, CONTEXT, HEADS, WIDTH / HEADS};
+
+#define FORWARD(name, shape, pre, activation)                                                 \
+    static void name(void)                                                                    \
+    {                                                                                         \
+        table->linear_forward(kernels, act[1], pre, act[0], weight, NULL, shape, activation); \
+    }
+#define INPUT(name, shape, pre, activation)                                                    \
+    static void name(void)                                                                     \
+    {                                                                                          \
+        table->linear_backward_input(kernels, act[1], act[0], weight, pre, shape, activation); \
+    }
+#define WEIGHT(name, shape)                                                        \
+    static void name(void)                                                         \
+    {                                                                              \
+        table->linear_backward_weight(kernels, grad, NULL, act[0], act[1], shape); \
+    }
+
+FORWARD(qkv_forward, qkv, NULL, ACTIVATE_NONE)
+FORWARD(proj_forward, proj, NULL, ACTIVATE_NONE)
+FORWARD(up_forward, up, NULL, ACTIVATE_NONE)
+FORWARD(up_gelu_forward, up, act[2], ACTIVATE_GELU)
+FORWARD(down_forward, down, NULL, ACTIVATE_NONE)
+FORWARD(head_forward, head, NULL, ACTIVATE_NONE)
+INPUT(qkv_input, qkv, NULL, ACTIVATE_NONE)
+INPUT(proj_input, proj, NULL, ACTIVATE_NONE)
+INPUT(up_input, up, NULL, ACTIVATE_NONE)
+INPUT(down_input, down, NULL, ACTIVATE_NONE)
+INPUT(down_gelu_input, down, act[2], ACTIVATE_GELU)
+INPUT(head_input, head, NULL, ACTIVATE_NONE)
+WEIGHT(qkv_weight, qkv)
+WEIGHT(proj_weight, proj)
+WEIGHT(up_weight, up)
+WEIGHT(down_weight, down)
+WEIGHT(head_weight, head)
+
+static void attention_forward(void)
+{
+    table->attention_forward(kernels, act[1], rows_wide[0], act[0], NULL, attention);
+}
+
+static void attention_backward(void)
+{
+    table->attention_backward(kernels, act[3], act[2], act[1], rows_wide[0], act[0], NULL, attention);
+}
+
+static void layernorm_forward(void)
+{
+    table->layernorm_forward(kernels, act[2], act[3], rows_wide[0], rows_wide[1], act[0], act[1], small, NULL, ROWS,
+                             WIDTH);
+}
+
+static void layernorm_backward(void)
+{
+    table->layernorm_backward(kernels, act[3], act[2], grad, NULL, act[0], act[1], rows_wide[0], rows_wide[1], small,
+                              ROWS, WIDTH);
+}
+
+static void cross_entropy(void)
+{
+    double loss = 0;
+    table->cross_entropy(kernels, act[4], tokens, ones, rows_wide[0], ROWS, VOCAB, STRIDE, &loss);
+}
+
+static void embedding_forward(void)
+{
+    table->embedding_forward(kernels, act[1], tokens, weight, small, BATCH, CONTEXT, WIDTH);
+}
+
+static void embedding_backward(void)
+{
+    table->embedding_backward(kernels, grad, moment[0], act[0], tokens, BATCH, CONTEXT, WIDTH);
+}
+
+static void add(void)
+{
+    table->add(kernels, act[2], act[0], act[1], ROWS * WIDTH);
+}
+
+static void dropout(void)
+{
+    static const uint64_t sequence[BATCH];
+    const struct dropout bits = {.p = 0.1, .seed = 1, .attempt = 1, .site = 0, .sequence = sequence};
+    table->dropout(kernels, act[1], act[0], &bits, BATCH, CONTEXT * WIDTH);
+}
+
+static void attention_forward_dropout(void)
+{
+    static const uint64_t sequence[BATCH];
+    const struct dropout bits = {.p = 0.1, .seed = 1, .attempt = 1, .site = 0, .sequence = sequence};
+    table->attention_forward(kernels, act[1], rows_wide[0], act[0], &bits, attention);
+}
+
+static void squared_error(void)
+{
+    double loss = 0;
+    table->squared_error(kernels, act[1], act[0], targets, ones, rows_wide[0], 0.5, ROWS, 1, &loss);
+}
+
+static void cast(void)
+{
+    table->cast(kernels, weight, master, PARAMETERS);
+}
+
+static void accumulate(void)
+{
+    table->accumulate(kernels, grad, weight, PARAMETERS);
+}
+
+static void check(void)
+{
+    table->check(kernels, grad, PARAMETERS, 0x1p-16);
+}
+
+static void update(void)
+{
+    const struct update u = {OPTIMIZER_KIND_ADAMW, 1e-5, 0.9, 0.99, 1e-8, 0, 0.1, 0x1p-16, 10};
+    table->update(kernels, master, moment[0], moment[1], grad, PARAMETERS, &u);
+}
+
+static void large_attention_forward(void)
+{
+    table->attention_forward(kernels, act[1], rows_wide[0], act[0], NULL, (struct attention_shape){1, 1024, 2, 64});
+}
+
+static void large_attention_backward(void)
+{
+    table->attention_backward(kernels, act[3], act[2], act[1], rows_wide[0], act[0], NULL,
+                              (struct attention_shape){1, 1024, 2, 64});
+}
+
+#define N CblasNoTrans
+#define T CblasTrans
+#define PRODUCTS(shape, in, out) 2.0 * ROWS *in *out, 0, PRODUCT
+#define MOVES(elements) 0, 4.0 * (elements), REST
+
+static const struct entry entries[] = {
+    {"qkv forward", qkv_forward, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, N, ROWS, 3 * WIDTH, WIDTH},
+    {"proj forward", proj_forward, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, N, ROWS, WIDTH, WIDTH},
+    {"up forward", up_forward, 0, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH},
+    {"up forward + gelu", up_gelu_forward, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH},
+    {"down forward", down_forward, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, N, ROWS, WIDTH, 4 * WIDTH},
+    {"head forward", head_forward, 1, PRODUCTS(head, WIDTH, VOCAB), N, T, ROWS, VOCAB, WIDTH},
+    {"qkv input", qkv_input, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, T, ROWS, WIDTH, 3 * WIDTH},
+    {"proj input", proj_input, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, T, ROWS, WIDTH, WIDTH},
+    {"up input", up_input, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, T, ROWS, WIDTH, 4 * WIDTH},
+    {"down input", down_input, 0, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH},
+    {"down input + gelu'", down_gelu_input, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH},
+    {"head input", head_input, 1, PRODUCTS(head, WIDTH, VOCAB), N, N, ROWS, WIDTH, VOCAB},
+    {"qkv weight", qkv_weight, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), T, N, WIDTH, 3 * WIDTH, ROWS},
+    {"proj weight", proj_weight, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), T, N, WIDTH, WIDTH, ROWS},
+    {"up weight", up_weight, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), T, N, WIDTH, 4 * WIDTH, ROWS},
+    {"down weight", down_weight, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), T, N, 4 * WIDTH, WIDTH, ROWS},
+    {"head weight", head_weight, 1, PRODUCTS(head, WIDTH, VOCAB), T, N, VOCAB, WIDTH, ROWS},
+    {"attention forward", attention_forward, LAYERS, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"attention backward", attention_backward, LAYERS, MOVES(8.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"layernorm forward", layernorm_forward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"layernorm backward", layernorm_backward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"cross entropy", cross_entropy, 1, MOVES(2.0 * ROWS * STRIDE), N, N, 0, 0, 0},
+    {"embedding forward", embedding_forward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"embedding backward", embedding_backward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"add", add, 0, MOVES(3.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"dropout", dropout, 0, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"attention fwd dropout", attention_forward_dropout, 0, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
+    {"squared error", squared_error, 0, MOVES(2.0 * ROWS), N, N, 0, 0, 0},
+    {"cast", cast, 0, 0, 8.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
+    {"accumulate", accumulate, 0, 0, 12.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
+    {"check", check, 0, 0, 4.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
+    {"update", update, 0, 0, 28.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
+    {"attention fwd 1024×64×2", large_attention_forward, 0, 4.0 * 2 * 64 * 1024 * 1024 / 2, 0, PER_STEP, N, N, 0, 0, 0},
+    {"attention bwd 1024×64×2", large_attention_backward, 0, 10.0 * 2 * 64 * 1024 * 1024 / 2, 0, PER_STEP, N, N, 0, 0,
+     0},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* --- running it
+ * ------------------------------------------------------------------------------------------------------- */
+
+static double bare_product(const struct entry *e, float *a, float *b, float *c)
+{
+    double seconds;
+    BEST_OF(seconds, cblas_sgemm(CblasRowMajor, e->ta, e->tb, e->m, e->n, e->k, 1, a, e->ta == T ? e->m : e->k, b,
+                                 e->tb == T ? e->k : e->n, e->ta == T ? 1 : 0, c, e->n));
+    return seconds;
+}
+
+static double reals[ROWS * 4 * WIDTH > PARAMETERS ? ROWS * 4 * WIDTH : PARAMETERS];
+
+static void set_wide(void *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (kernels->compute_type == DTYPE_FP64)
+            ((double *)out)[i] = reals[i];
+        else
+            ((float *)out)[i] = (float)reals[i];
+    }
+}
+
+static void refill(void)
+{
+    const size_t activations = ROWS * 4 * WIDTH;
+    for (size_t i = 0; i < COUNT(reals); i++) reals[i] = 0.3 * sin(1.7 * (double)i);
+    set_wide(master, COUNT(reals));
+    for (size_t i = 0; i < COUNT(act); i++) table->cast(kernels, act[i], master, activations);
+    table->cast(kernels, weight, master, PARAMETERS);
+    table->cast(kernels, small, master, WIDTH * CONTEXT);
+    set_wide(grad, PARAMETERS);
+    for (size_t i = 0; i < PARAMETERS; i++) reals[i] = fabs(reals[i]) + 1e-3;
+    for (int i = 0; i < 2; i++) set_wide(moment[i], PARAMETERS), set_wide(rows_wide[i], ROWS * HEADS);
+}
+
+static void *allocate(size_t elements)
+{
+    void *memory = aligned_alloc(64, (elements * sizeof(double) + 63) / 64 * 64);
+    if (!memory) exit(71);
+    memset(memory, 0, elements * sizeof(double));
+    return memory;
+}
+
+int main(int argc, char **argv)
+{
+    struct kernels_options options = {.compute_type = DTYPE_FP32, .threads = argc > 2 ? atoi(argv[2]) : 1};
+    for (enum dtype type = DTYPE_FP32; argc > 1 && type <= DTYPE_FP64; type++)
+        if (strcmp(argv[1], dtype_name(type)) == 0) options.compute_type = type;
+    kernels = kernels_open_cpu(&options);
+    if (!kernels) return 71;
+    table = kernels->table;
+    for (size_t i = 0; i < COUNT(act); i++) act[i] = allocate(COUNT(reals));
+    weight = allocate(COUNT(reals)), small = allocate(WIDTH * CONTEXT), grad = allocate(COUNT(reals));
+    master = allocate(COUNT(reals));
+    for (int i = 0; i < 2; i++) moment[i] = allocate(COUNT(reals)), rows_wide[i] = allocate(ROWS * HEADS);
+    for (size_t i = 0; i < ROWS; i++) ones[i] = 1, tokens[i] = (int32_t)(i * i % VOCAB);
+    float *a = allocate(COUNT(reals)), *b = allocate(COUNT(reals)), *c = allocate(COUNT(reals));
+
+    double bare = 0, products = 0, rest = 0, flops = 0;
+    printf("%s, %d thread(s)\n%-26s %5s %10s %9s %8s %10s\n", dtype_name(options.compute_type), kernels->threads,
+           "kernel", "calls", "us", "GFLOP/s", "GB/s", "of sgemm");
+    for (size_t i = 0; i < COUNT(entries); i++) {
+        const struct entry *e = &entries[i];
+        double seconds;
+        BEST_OF(seconds, e->call());
+        printf("%-26s %5d %10.1f", e->name, e->calls, 1e6 * seconds);
+        if (e->flops > 0) printf(" %9.1f %8s", 1e-9 * e->flops / seconds, "");
+        if (e->bytes > 0) printf(" %9s %8.1f", "", 1e-9 * e->bytes / seconds);
+        if (e->kind == PRODUCT) {
+            const double roof = bare_product(e, a, b, c);
+            printf(" %9.0f%%", 100 * roof / seconds);
+            bare += e->calls * roof;
+            products += e->calls * seconds;
+            flops += e->calls * e->flops;
+        } else if (e->kind == REST) {
+            rest += e->calls * seconds;
+        }
+        printf("\n");
+    }
+    printf("one micro-batch: bare products %.2f ms (%.0f GFLOP/s), our products with activations %.2f ms, the rest "
+           "%.2f ms\n"
+           "%.1f %% of what bare products would allow; %.1f k tokens/s\n",
+           1e3 * bare, 1e-9 * flops / bare, 1e3 * products, 1e3 * rest, 100 * bare / (products + rest),
+           1e-3 * ROWS / (products + rest));
+    kernels_close(kernels);
+    return 0;
+}
