@@ -153,7 +153,7 @@ def csv_text(job, rows):
     if model["type"] == "tape":
         columns = [f"g{i}" for i in range(model["size"])]
     else:
-        outputs = 1 if model["type"] == "linear" or model["loss"] == "cross_entropy" else model["outputs"]
+        outputs = 1 if model["type"] == "linear" or model.get("loss") == "cross_entropy" else model["outputs"]
         columns = [f"x{i}" for i in range(model["inputs"])] + [f"y{i}" for i in range(outputs)]
     lines = [",".join(["weight", *columns])]
     for row in rows:
