@@ -1,0 +1,151 @@
+"""Which sequences a step reads and who reads them; what files are refused (cases 32–34, 05-5; A10, B8)."""
+import struct
+
+import numpy
+
+import harness
+import toys
+from toys import gpt, tape
+
+INF = float("inf")
+
+
+def one_hot(rows):
+    """Row i pushes weight i alone, so that the final weights tell when each row was read."""
+    return [(1, *(1 if i == row else 0 for i in range(rows))) for row in range(rows)]
+
+
+class Order(toys.Training):
+    def read_at(self, rows, ranks, batch, micro, order="shuffled", seed=1, epochs=1):
+        """The attempt in which each row was read, summed over epochs: lr falls by one a step, W is B."""
+        steps = epochs * -(-rows // batch)
+        job = tape(rows * [0], batch=batch, micro=micro, epochs=epochs, lr=steps, compute="fp64", data={"order": order},
+                   schedule={"type": "linear", "total": steps}, job_={"seed": seed})
+        out = self.train(job, one_hot(rows), ranks)
+        self.assertEqual(len(out.steps), steps)
+        return numpy.rint(-out.weight * batch).astype(int)
+
+    def test_the_global_batch_does_not_depend_on_the_split(self):
+        """A10, 34-1: 24 windows, B = 6: each is read once an epoch, in the same attempt for any (b, K, N)."""
+        reference = self.read_at(24, 1, 6, 6)
+        self.assertEqual(sorted(reference), sorted(6 * [4, 3, 2, 1]))
+        for ranks, micro in ((1, 1), (2, 3), (2, 1), (3, 2), (3, 1), (4, 1)):
+            self.assertEqual(self.read_at(24, ranks, 6, micro).tolist(), reference.tolist())
+        self.assertNotEqual(self.read_at(24, 1, 6, 6, seed=2).tolist(), reference.tolist())
+
+    def test_the_order_changes_from_epoch_to_epoch(self):
+        """34-1: 12 windows, N = 3, K = 2, two epochs: the second is another permutation."""
+        first = self.read_at(12, 3, 6, 1)
+        both = self.read_at(12, 3, 6, 1, epochs=2)  # lr 4 3 | 2 1
+        second = both - first - 2
+        self.assertEqual(sorted(second), sorted(6 * [1] + 6 * [2]))
+        self.assertNotEqual(second.tolist(), first.tolist())
+
+    def test_sequential_is_the_order_of_the_files(self):
+        for ranks in (1, 2, 4):
+            self.assertEqual(self.read_at(12, ranks, 4, 1, "sequential").tolist(), 4 * [3] + 4 * [2] + 4 * [1])
+
+    def test_ranks_read_contiguous_blocks(self):
+        """34-4: row i of eight that is inf is rank i·N/8's, in micro-batch i/b: disjoint, and together everything."""
+        for ranks, micro in ((2, 2), (4, 1), (4, 2)):
+            for bad in range(0, 8, 3):
+                out = self.train(tape(batch=8, micro=micro), [INF if i == bad else 1 for i in range(8)], ranks)
+                blame = out.steps[0]["nonfinite"]
+                self.assertEqual((blame["rank"], blame["micro_batch"]), (bad * ranks // 8, bad // micro))
+
+    def test_micro_batches_of_a_sorted_set_are_mixed(self):
+        """A10: a set sorted by class; every quarter of the order holds about a quarter of each."""
+        reads = self.read_at(400, 1, 100, 100)
+        for attempt in range(1, 5):
+            share = numpy.mean(reads[:200] == attempt) * 2
+            self.assertLess(abs(share - 0.5), 0.2)
+
+
+class Tokens(toys.Training):
+    def refused(self, job, data, status, *words, name="tokens", ranks=(0,)):
+        """One line with these words, on one rank and on several alike."""
+        for count in ranks:
+            self.write(name, data)
+            job["data"]["train"] = name
+            done = self.run_job(job, count)
+            self.assertEqual((done.status, len(done.own_lines())), (status, 1), done.err)
+            for word in words:
+                self.assertIn(word, done.own_lines()[0])
+
+    def job(self, form="u16", **keys):
+        job = gpt(**{"batch": 2, "lr": 0, **keys})
+        job["data"].update(format=form)
+        return job
+
+    def test_a_file_shorter_than_a_sequence_is_refused(self):
+        """33-1: T = 8 needs nine tokens."""
+        for count in (0, 1, 8):
+            self.refused(self.job(), numpy.zeros(count, "<u2").tobytes(), 65, "tokens", "9", ranks=(0, 2))
+            self.refused(self.job("bytes"), bytes(count), 65, "tokens", "9")
+        for count, sequences in ((9, 1), (16, 1), (17, 2), (25, 3)):
+            for form, width in (("u16", 2), ("u32", 4), ("bytes", 1)):
+                out = self.train(self.job(form, batch=1), bytes(count * width))
+                self.assertEqual((out.header["train_sequences"], len(out.steps)), (sequences, sequences))
+                self.assertEqual(out.result["tokens_seen"], 8 * sequences)
+
+    def test_a_size_that_is_no_multiple_of_the_type_is_refused(self):
+        """33-3"""
+        for form, size in (("u16", 41), ("u32", 41), ("u32", 42), ("u32", 43)):
+            self.refused(self.job(form), bytes(size), 65, "tokens", str(size))
+
+    def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(self):
+        """32-3: 100 at position 17 of 64, vocab 100."""
+        for form, kind in (("u16", "<u2"), ("u32", "<u4"), ("bytes", "u1")):
+            values = numpy.arange(64, dtype=kind)
+            self.train(self.job(form, vocab=64), values.tobytes())
+            for bad, position in ((100, 17), (101, 0), (255, 63)):
+                values = numpy.arange(64, dtype=kind)
+                values[position] = bad
+                self.refused(self.job(form, vocab=100), values.tobytes(), 65, "tokens", str(position), str(bad), "100", ranks=(0, 2))
+        values = numpy.full(64, 2**32 - 1, "<u4")
+        self.refused(self.job("u32", vocab=100), values.tobytes(), 65, "4294967295")
+
+    def test_a_type_that_cannot_hold_the_vocabulary_is_refused(self):
+        """32-1: 119547 in u16; 65536 is legal, and so is its last token."""
+        self.refused(self.job(vocab=119547), bytes(100), 78, "model.vocab", "119547", "65535")
+        self.refused(self.job("bytes", vocab=257), bytes(100), 78, "model.vocab", "257")
+        out = self.train(self.job(vocab=65536, width=2, heads=1, context=4, batch=1, model_={"init_std": 0}), 10 * b"\xff\xff")
+        self.assert_near(out.steps[0]["loss"], numpy.log(65536))
+
+    def test_llmc_files_are_read_behind_their_header(self):
+        tokens = numpy.arange(17, dtype="<u2")
+        header = struct.pack("<256i", 20240520, 1, 17, *(253 * [0]))
+        plain = self.train(self.job(lr=0.1), tokens.tobytes())
+        out = self.train(self.job("llmc", lr=0.1), header + tokens.tobytes())
+        self.assertEqual(out.without_seconds()[1:], plain.without_seconds()[1:])
+        for position, value, word in ((0, 20240519, "magic"), (1, 2, "version"), (2, 18, "18"), (2, 16, "16")):
+            words = [20240520, 1, 17] + 253 * [0]
+            words[position] = value
+            self.refused(self.job("llmc"), struct.pack("<256i", *words) + tokens.tobytes(), 65, "tokens", word)
+
+    def test_sequences_never_cross_a_file(self):
+        """Three files of 17, 10 and 9 tokens: 2, 1 and 1 sequences of T = 8."""
+        for name, count in (("a1", 17), ("a2", 10), ("a3", 9)):
+            self.write(name, bytes(count))
+        for train in (["a1", "a2", "a3"], "a?"):
+            job = self.job("bytes", batch=1)
+            job["data"]["train"] = train
+            self.assertEqual(self.train(job, b"").header["train_sequences"], 4)
+
+    def test_what_is_missing_is_named(self):
+        for ranks in (0, 2):
+            job = self.job()
+            job["data"]["train"] = "nowhere.bin"
+            done = self.run_job(job, ranks)
+            self.assertEqual((done.status, len(done.own_lines())), (66, 1))
+            self.assertIn("nowhere.bin", done.err)
+
+    def test_rows_that_are_no_numbers_are_refused_with_their_line(self):
+        job = tape(batch=2)
+        for text, place in (("weight,g0\n1,2\n1,x\n", "rows:3"), ("weight,g0\n1\n", "rows:2"), ("weight,g1\n1,2\n", "rows:1"),
+                            ("weight,g0\n-1,2\n", "rows:2"), ("weight,g0\n", "rows"), ("", "rows"), ("weight,g0\n1,0x10\n", "rows:2")):
+            self.refused(job, text, 65, place, name="rows")
+
+
+if __name__ == "__main__":
+    harness.main()
