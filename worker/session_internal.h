@@ -46,11 +46,16 @@ struct session {
     struct error failure; /* a local error (status ≠ 0) that the next report carries */
 };
 
+/* Micro-batches [first, first + count) of a step. */
+struct share {
+    uint32_t first, count;
+};
+
 /* A step under way. The session's, for the length of step_run. */
 struct step {
     const Gacc__V1__Plan *plan, *next_plan; /* next_plan NULL: there will be no such step */
     const Gacc__V1__Window *window;
-    Gacc__V1__Share share; /* own micro-batches */
+    struct share share; /* own micro-batches */
     double loss_sum, weight;
     uint32_t micro_batches;      /* own ones that hold weight */
     struct gradient_check check; /* of the own shard */
@@ -84,6 +89,8 @@ double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window,
 
 /* Refuses (70) a plan that is not for these ranks, this micro-batch size or this data set. */
 int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan, struct error *error);
+/* This rank's micro-batches of a plan that was checked. */
+struct share window_share(const struct session *session, const Gacc__V1__Plan *plan);
 /* Reads micro-batch `index` (global) of the plan into the session's batch. */
 int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error);
 /* The batch's pass over the model: its seeds are formed, gradients += with the backward. */

@@ -241,7 +241,7 @@ static int exit_step(struct session *session, struct step *step, struct error *e
 
 static int begin(struct session *session, struct step *step, struct error *error)
 {
-    step->share = *step->plan->shares[session->comm->rank];
+    step->share = window_share(session, step->plan);
     step->seconds = (Gacc__V1__Seconds)GACC__V1__SECONDS__INIT;
     step->started = seconds_now();
     if (step->window->step != step->plan->step)

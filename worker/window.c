@@ -42,11 +42,20 @@ int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan,
         return error_set(error, STATUS_INTERNAL,
                          "step %" PRIu64 ": positions %" PRIu64 "…%" PRIu64 " are not in a data set of %" PRIu64,
                          plan->step, plan->first, plan->first + plan->count, sequences);
-    const Gacc__V1__Share *share = plan->shares[session->comm->rank];
-    if ((uint64_t)share->first + share->count > plan_micro_batches(plan))
-        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": micro-batches %u…%u of %u", plan->step,
-                         share->first, share->first + share->count, plan_micro_batches(plan));
+    uint64_t shared = 0;
+    for (size_t rank = 0; rank < plan->n_shares; rank++) shared += plan->shares[rank];
+    if (shared != plan_micro_batches(plan))
+        return error_set(error, STATUS_INTERNAL,
+                         "step %" PRIu64 ": the ranks' shares are %" PRIu64 " micro-batches of %u", plan->step, shared,
+                         plan_micro_batches(plan));
     return 0;
+}
+
+struct share window_share(const struct session *session, const Gacc__V1__Plan *plan)
+{
+    struct share share = {.count = plan->shares[session->comm->rank]};
+    for (uint32_t rank = 0; rank < session->comm->rank; rank++) share.first += plan->shares[rank];
+    return share;
 }
 
 /* The sequences of a micro-batch are at positions [begin, end) of the epoch's order; the last micro-batch may be short.
@@ -111,8 +120,8 @@ void window_share_weight(const struct session *session, const Gacc__V1__Plan *pl
     *weight = 0;
     *micro_batches = 0;
     if (!plan) return;
-    const Gacc__V1__Share *share = plan->shares[session->comm->rank];
-    for (uint32_t index = share->first; index < share->first + share->count; index++) {
+    struct share share = window_share(session, plan);
+    for (uint32_t index = share.first; index < share.first + share.count; index++) {
         double sum = 0; /* per micro-batch first, as window_read adds them up */
         struct range positions = micro_batch_positions(plan, index);
         for (uint64_t position = positions.begin; position < positions.end; position++)

@@ -29,12 +29,11 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     c->rank = calloc(ranks, sizeof *c->rank);
     c->reports = calloc(ranks, sizeof *c->reports);
     c->shares = calloc(ranks, sizeof *c->shares);
-    c->share_list = calloc(ranks, sizeof(void *));
     c->rank_statuses = calloc(ranks, sizeof *c->rank_statuses);
     c->rank_status_list = calloc(ranks, sizeof(void *));
     c->attempt.accumulate = calloc(ranks, sizeof *c->attempt.accumulate);
     c->full_accumulate = calloc(ranks, sizeof *c->full_accumulate);
-    if (!c->rank || !c->reports || !c->shares || !c->share_list || !c->rank_statuses || !c->rank_status_list ||
+    if (!c->rank || !c->reports || !c->shares || !c->rank_statuses || !c->rank_status_list ||
         !c->attempt.accumulate || !c->full_accumulate) {
         conductor_close(c);
         return error_set(error, STATUS_INTERNAL, "out of memory for %" PRIu32 " ranks", ranks);
@@ -50,7 +49,6 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     for (uint32_t r = 0; r < ranks; r++) {
         uint32_t first;
         plan_share(&full, ranks, r, &first, &c->full_accumulate[r]);
-        gacc__v1__share__init(c->share_list[r] = &c->shares[r]);
         gacc__v1__rank_status__init(c->rank_status_list[r] = &c->rank_statuses[r]);
     }
     if (rules.has_scaler) loss_scale_init(&c->scale, &rules.scale);
@@ -67,7 +65,6 @@ void conductor_close(struct conductor *c)
     free(c->rank);
     free(c->reports);
     free(c->shares);
-    free(c->share_list);
     free(c->rank_statuses);
     free(c->rank_status_list);
     free(c->attempt.accumulate);

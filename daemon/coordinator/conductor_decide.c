@@ -13,8 +13,11 @@ static Gacc__V1__Plan *plan_message(struct conductor *c, uint64_t step, const st
     c->plan.count = plan->count;
     c->plan.micro = c->rules.plan.micro;
     c->plan.n_shares = c->ranks;
-    c->plan.shares = c->share_list;
-    for (uint32_t r = 0; r < c->ranks; r++) plan_share(plan, c->ranks, r, &c->shares[r].first, &c->shares[r].count);
+    c->plan.shares = c->shares;
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        uint32_t first;
+        plan_share(plan, c->ranks, r, &first, &c->shares[r]);
+    }
     return &c->plan;
 }
 

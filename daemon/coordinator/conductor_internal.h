@@ -92,8 +92,7 @@ struct conductor {
     /* The messages given out. */
     Gacc__V1__Welcome welcome;
     Gacc__V1__Plan plan;
-    Gacc__V1__Share *shares;      /* [ranks] */
-    Gacc__V1__Share **share_list; /* [ranks] */
+    uint32_t *shares; /* [ranks] */
     Gacc__V1__Decision decision;
     Gacc__V1__Farewell farewell;
     Gacc__V1__Failure failure_message;

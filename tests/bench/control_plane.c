@@ -173,13 +173,8 @@ static size_t pack_report(uint8_t *packed)
 
 static size_t pack_decision(uint8_t *packed, uint64_t step, uint32_t ranks)
 {
-    static Gacc__V1__Share shares[RANKS_MAX], *pointers[RANKS_MAX];
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        gacc__v1__share__init(&shares[rank]);
-        shares[rank].first = 8 * rank;
-        shares[rank].count = 8;
-        pointers[rank] = &shares[rank];
-    }
+    static uint32_t shares[RANKS_MAX];
+    for (uint32_t rank = 0; rank < ranks; rank++) shares[rank] = 8;
     Gacc__V1__Plan plan = GACC__V1__PLAN__INIT;
     Gacc__V1__Window window = GACC__V1__WINDOW__INIT;
     Gacc__V1__Decision decision = GACC__V1__DECISION__INIT;
@@ -188,7 +183,7 @@ static size_t pack_decision(uint8_t *packed, uint64_t step, uint32_t ranks)
     plan.first = plan.count = 8 * 12 * ranks;
     plan.micro = 12;
     plan.n_shares = ranks;
-    plan.shares = pointers;
+    plan.shares = shares;
     window.step = step + 1;
     window.scale = 65536;
     window.weight = window.lr = 1234.5;

@@ -132,10 +132,9 @@ static inline void take_plan(struct world *w, const Gacc__V1__Plan *plan)
     assert_int_equal(plan->n_shares, w->ranks);
     uint32_t next = 0;
     for (uint32_t r = 0; r < w->ranks; r++) {
-        w->next_plan.shares[r][0] = plan->shares[r]->first;
-        w->next_plan.shares[r][1] = plan->shares[r]->count;
-        assert_int_equal(plan->shares[r]->first, next);
-        next += plan->shares[r]->count;
+        w->next_plan.shares[r][0] = next;
+        w->next_plan.shares[r][1] = plan->shares[r];
+        next += plan->shares[r];
     }
     assert_int_equal(next, (plan->count + plan->micro - 1) / plan->micro);
 }

@@ -162,7 +162,7 @@ static inline double value_at(const void *buffer, enum dtype type, uint64_t inde
 /* --- the coordinator ----------------------------------------------------------------------------------------- */
 
 /* The next global batch, sequential, flushed at the end of an epoch; false when the data are over. */
-static inline bool play_plan(struct play *play, Gacc__V1__Plan *plan, Gacc__V1__Share *shares, Gacc__V1__Share **list)
+static inline bool play_plan(struct play *play, Gacc__V1__Plan *plan, uint32_t *shares)
 {
     const struct scenario *scenario = play->scenario;
     if (play->position == play->sequences) play->position = 0, play->epoch++;
@@ -174,16 +174,11 @@ static inline bool play_plan(struct play *play, Gacc__V1__Plan *plan, Gacc__V1__
     plan->first = play->position;
     plan->count = (uint32_t)(left < scenario->global ? left : scenario->global);
     plan->micro = scenario->micro;
-    plan->shares = list;
+    plan->shares = shares;
     plan->n_shares = scenario->ranks;
-    uint32_t all = (plan->count + plan->micro - 1) / plan->micro, first = 0;
-    for (uint32_t rank = 0; rank < scenario->ranks; rank++) {
-        gacc__v1__share__init(&shares[rank]);
-        shares[rank].first = first;
-        shares[rank].count = all / scenario->ranks + (rank < all % scenario->ranks);
-        first += shares[rank].count;
-        list[rank] = &shares[rank];
-    }
+    uint32_t all = (plan->count + plan->micro - 1) / plan->micro;
+    for (uint32_t rank = 0; rank < scenario->ranks; rank++)
+        shares[rank] = all / scenario->ranks + (rank < all % scenario->ranks);
     play->position += plan->count;
     return true;
 }
@@ -258,10 +253,10 @@ static inline void play_decide(struct play *play)
     Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
     Gacc__V1__Window window;
     Gacc__V1__Plan plan;
-    Gacc__V1__Share shares[THREADS_MAX], *list[THREADS_MAX];
+    uint32_t shares[THREADS_MAX];
     if (play->open) play_judge(play, &decision, &failure);
     play_open_window(play, &decision, &window);
-    if (decision.next && play_plan(play, &plan, shares, list)) decision.plan = &plan;
+    if (decision.next && play_plan(play, &plan, shares)) decision.plan = &plan;
     if (play->scenario->tamper) play->scenario->tamper(play, &decision);
     play->packed_size = gacc__v1__decision__get_packed_size(&decision);
     if (play->packed_size > sizeof play->packed || play->count + 1 >= ATTEMPTS_MAX) abort();
@@ -290,9 +285,9 @@ static inline int play_hello(struct control *control, const Gacc__V1__Hello *hel
     if (!play->packed_size) {
         Gacc__V1__Welcome message = GACC__V1__WELCOME__INIT;
         Gacc__V1__Plan plan;
-        Gacc__V1__Share shares[THREADS_MAX], *list[THREADS_MAX];
+        uint32_t shares[THREADS_MAX];
         play->sequences = hello->train_sequences;
-        if (play_plan(play, &plan, shares, list)) message.plan = &plan;
+        if (play_plan(play, &plan, shares)) message.plan = &plan;
         play->packed_size = gacc__v1__welcome__pack(&message, play->packed);
     }
     *welcome = gacc__v1__welcome__unpack(NULL, play->packed_size, play->packed);

@@ -836,7 +836,7 @@ static void larger_micro_batches(struct play *play, Gacc__V1__Decision *decision
 static void more_micro_batches(struct play *play, Gacc__V1__Decision *decision)
 {
     (void)play;
-    if (decision->plan) decision->plan->shares[0]->count = 2;
+    if (decision->plan) decision->plan->shares[0] = 2;
 }
 
 static void another_window(struct play *play, Gacc__V1__Decision *decision)
@@ -858,7 +858,7 @@ static void a_decision_that_cannot_be_followed_is_refused(void **state)
         {beyond_the_data, "g0\n1\n2\n3\n", "step 2: positions 3…4 are not in a data set of 3"},
         {for_more_ranks, "g0\n1\n2\n3\n", "step 2: a plan for 0 ranks meets 1"},
         {larger_micro_batches, "g0\n1\n2\n3\n", "step 2: micro-batches of 2 sequences meet room for 1"},
-        {more_micro_batches, "g0\n1\n2\n3\n", "step 2: micro-batches 0…2 of 1"},
+        {more_micro_batches, "g0\n1\n2\n3\n", "step 2: the ranks' shares are 2 micro-batches of 1"},
         {another_window, "g0\n1\n2\n3\n", "the window of step 2 meets the plan of step 1"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
