@@ -115,12 +115,15 @@ static int data_for_model(struct loading *loading)
         return fail(loading, "data.format", "%s holds tokens, model.type %s reads csv",
                     choice_name(key_of_selector(BY_FORMAT)->choices, (int)loading->job->data->format),
                     choice_name(key_of_selector(BY_MODEL)->choices, (int)loading->job->model->type));
+    Gacc__V1__DataFormat format = loading->job->data->format;
     uint32_t vocab = loading->job->model->vocab;
-    if (loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_U16 && vocab > 65536)
+    uint32_t ids = format == GACC__V1__DATA_FORMAT__FORMAT_BYTES ? 256
+                   : format == GACC__V1__DATA_FORMAT__FORMAT_U16 ? 65536
+                                                                 : UINT32_MAX;
+    if (vocab > ids)
         return fail(loading, "model.vocab",
-                    "%" PRIu32 ": the type cannot hold the vocabulary: data.format u16 ends at 65535", vocab);
-    if (loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_BYTES && vocab > 256)
-        job_notice(loading, "model.vocab %" PRIu32 ": data.format bytes has tokens up to 255 only", vocab);
+                    "%" PRIu32 ": the type cannot hold the vocabulary: data.format %s ends at %" PRIu32, vocab,
+                    choice_name(key_of_selector(BY_FORMAT)->choices, (int)format), ids - 1);
     return 0;
 }
 

@@ -488,6 +488,8 @@ static void numbers_that_do_not_fit_each_other_are_refused(void **state)
         {"width: 32\n  context: 8\ndata:\n  format: bytes",
          "width: 32\n  vocab: 119547\n  context: 8\ndata:\n  format: u16",
          "dir/job.yaml:8:10: model.vocab: 119547: the type cannot hold the vocabulary: data.format u16 ends at 65535"},
+        {"width: 32\n  context: 8", "width: 32\n  vocab: 257\n  context: 8",
+         "dir/job.yaml:8:10: model.vocab: 257: the type cannot hold the vocabulary: data.format bytes ends at 255"},
         {"job:", "schedule: {type: cosine, warmup: 101}\njob:",
          "dir/job.yaml:1:34: schedule.warmup: 101 is above schedule.total 100 (the job's steps)"},
         {"job:", "schedule: {type: cosine, total: 50, warmup: 60}\njob:",
