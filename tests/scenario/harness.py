@@ -74,7 +74,14 @@ class Running:
 
     def until_step(self, step, limit=20):
         """Waits until the log holds this step."""
-        until(lambda: any(record["step"] >= step for record in self.log("step")), limit, f"step {step}: {self.said()[1]}")
+        def there():
+            if any(record["step"] >= step for record in self.log("step")):
+                return True
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode} before step {step}: {self.said()[1]}")
+            return False
+
+        until(there, limit, f"step {step}")
         return self
 
     def ranks(self):
