@@ -16,7 +16,7 @@ struct connection {
     struct rpc_connection *rpc;
     enum trust trust;
     uint64_t heard;
-    bool is_dirty, is_writing, is_failed, is_closing;
+    bool is_stranger, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
@@ -147,6 +147,17 @@ static bool is_our_user(uv_stream_t *stream)
            peer.uid == geteuid();
 }
 
+/* Strangers who connect and say nothing cannot keep the job's own processes out. */
+static bool make_room(struct connections *connections)
+{
+    if (connections->count < connections->maximum) return true;
+    struct connection *oldest = NULL;
+    for (struct connection *each = connections->all; each; each = each->next)
+        if (each->is_stranger) oldest = each;
+    if (oldest) close_connection(oldest);
+    return oldest;
+}
+
 static void forget(uv_handle_t *handle)
 {
     free(handle->data);
@@ -161,6 +172,7 @@ static void on_connection(uv_stream_t *stream, int status)
     if (!connection) return;
     connection->owner = owner;
     connection->trust = listener->trust;
+    connection->is_stranger = listener->trust != TRUST_OWNER;
     connection->heard = uv_now(owner->loop);
     if (stream->type == UV_TCP)
         uv_tcp_init(owner->loop, &connection->tcp);
@@ -168,8 +180,8 @@ static void on_connection(uv_stream_t *stream, int status)
         uv_pipe_init(owner->loop, &connection->pipe, 0);
     connection->handle.data = connection;
     struct error error;
-    if (uv_accept(stream, &connection->stream) || owner->count >= owner->maximum ||
-        (listener->trust == TRUST_OWNER && !is_our_user(&connection->stream)) ||
+    if (uv_accept(stream, &connection->stream) ||
+        (listener->trust == TRUST_OWNER && !is_our_user(&connection->stream)) || !make_room(owner) ||
         rpc_server_open(&connection->rpc, owner->methods, owner->context, NULL, &error)) {
         uv_close(&connection->handle, forget);
         return;
@@ -223,6 +235,11 @@ void connection_wake(struct rpc_call *call)
 enum trust connection_trust(const struct rpc_call *call)
 {
     return ((const struct connection *)rpc_connection_user(rpc_call_connection(call)))->trust;
+}
+
+void connection_admit(const struct rpc_call *call)
+{
+    ((struct connection *)rpc_connection_user(rpc_call_connection(call)))->is_stranger = false;
 }
 
 uint64_t connection_heard(const struct rpc_call *call)

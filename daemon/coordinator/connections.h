@@ -39,7 +39,7 @@ struct connections {
     void *context;                  /* of the methods */
     void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
     struct connection *all, *dirty;
-    uint32_t count, maximum; /* connections beyond are closed at once */
+    uint32_t count, maximum; /* one more displaces the oldest stranger; without strangers it is closed at once */
     char buffer[65536];      /* every read lands here */
 };
 
@@ -53,6 +53,8 @@ void connections_close(struct connections *connections);
 /* After queueing on this call: the output of its connection leaves before the loop waits again. */
 void connection_wake(struct rpc_call *call);
 enum trust connection_trust(const struct rpc_call *call);
+/* The peer has shown its secret: it is no stranger. */
+void connection_admit(const struct rpc_call *call);
 /* uv_now of the last bytes from this peer, in milliseconds. */
 uint64_t connection_heard(const struct rpc_call *call);
 

@@ -33,7 +33,10 @@ void control_begin(struct rpc_call *call, void *context)
     case TRUST_OWNER:
         return;
     case TRUST_OPERATOR:
-        if (has_token(call, coordinator->token)) return;
+        if (has_token(call, coordinator->token)) {
+            connection_admit(call);
+            return;
+        }
         rpc_call_finish(call, RPC_UNAUTHENTICATED,
                         "authorization: Bearer TOKEN is required; connection.json has the token");
         break;

@@ -28,7 +28,9 @@ static bool has_secret(const struct rpc_call *call, const uint8_t secret[SECRET_
 void join_begin(struct rpc_call *call, void *context)
 {
     const struct coordinator *coordinator = context;
-    if (!has_secret(call, coordinator->secret))
+    if (has_secret(call, coordinator->secret))
+        connection_admit(call);
+    else
         rpc_call_finish(call, RPC_UNAUTHENTICATED, "gacc-secret-bin: not this job's");
     connection_wake(call);
 }
