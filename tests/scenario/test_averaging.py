@@ -1,4 +1,5 @@
 """The gradient of a step is averaged once, over what the global batch really holds, however it is split (cases 01–05; A2–A8)."""
+
 import numpy
 
 import harness
@@ -15,9 +16,14 @@ class Averaging(toys.Training):
         wide, narrow = (1, 0, 0), (1, 0, 1)
         masked = (0, 0, 0)
         for rows, micro, ranks in (
-                ([wide, wide, wide, narrow], 3, 1), ([wide, wide, wide, narrow], 3, 2), ([wide, wide, wide, narrow], 4, 1),
-                ([wide, wide, wide, narrow], 1, 4), ([narrow, wide, wide, wide], 2, 2),
-                ([wide, wide, wide, narrow, masked, masked], 3, 2), ([masked, wide, wide, wide, narrow, masked], 1, 2)):
+            ([wide, wide, wide, narrow], 3, 1),
+            ([wide, wide, wide, narrow], 3, 2),
+            ([wide, wide, wide, narrow], 4, 1),
+            ([wide, wide, wide, narrow], 1, 4),
+            ([narrow, wide, wide, wide], 2, 2),
+            ([wide, wide, wide, narrow, masked, masked], 3, 2),
+            ([masked, wide, wide, wide, narrow, masked], 1, 2),
+        ):
             with self.subTest(rows=rows, micro=micro, ranks=ranks):
                 out = self.train(bias2(batch=len(rows), micro=micro), rows, ranks)
                 self.assert_near(out.steps[0]["loss"], 1.111641)
@@ -35,7 +41,11 @@ class Averaging(toys.Training):
         """A3, A6: micro-batch A holds the target 2, B three targets −1."""
         masked = (0, 1, 1e30)
         rows = [(1, 1, 2), masked, masked] + 3 * [(1, 1, -1)]
-        for weighting, loss, gradient, weight in (("token", 0.875, 0.25, -0.025), ("microbatch", 1.25, -0.5, 0.05), ("sum", 3.5, 1, -0.1)):
+        for weighting, loss, gradient, weight in (
+            ("token", 0.875, 0.25, -0.025),
+            ("microbatch", 1.25, -0.5, 0.05),
+            ("sum", 3.5, 1, -0.1),
+        ):
             for ranks in (1, 2):
                 with self.subTest(weighting=weighting, ranks=ranks):
                     out = self.train(lin1(batch=6, micro=3, lr=0.1, batch_={"weighting": weighting}), rows, ranks)
@@ -44,6 +54,22 @@ class Averaging(toys.Training):
                     self.assert_near(out.weight, [weight], 1e-8)
         out = self.train(lin1(batch=6, micro=6, lr=0.1), rows)  # one big batch is the same as token
         self.assertEqual((out.steps[0]["loss"], out.steps[0]["grad_norm"]), (0.875, 0.25))
+
+    def test_fractional_weights_weigh_targets(self):
+        """A5: (½·2 + 1½·(−2) + 2·4)/4 = 1.5 by token; by micro-batches of two ((1 − 3)/2 + 8/2)/2 = 1.5, of one (2 − 2 + 4)/3."""
+        rows = [(0.5, 1, 2), (1.5, 1, -2), (2, 1, 4), (0, 1, 1e30)]
+        for weighting, micro, mean in (
+            ("token", 1, 1.5),
+            ("token", 2, 1.5),
+            ("token", 4, 1.5),
+            ("microbatch", 2, 1.5),
+            ("microbatch", 1, 4 / 3),
+            ("sum", 2, 6),
+        ):
+            for ranks in (1, 2)[: 4 // micro]:
+                out = self.train(lin1(batch=4, micro=micro, batch_={"weighting": weighting}), rows, ranks)
+                self.assert_near(out.weight, [mean], 1e-6)
+                self.assertEqual(out.steps[0]["weight"], 4)
 
     def test_loss_and_gradient_do_not_grow_with_k(self):
         """01-8: a head of zeros gives ln 65 for every token; 32 rows split in any way have one gradient."""
@@ -61,9 +87,18 @@ class Averaging(toys.Training):
         random = numpy.random.default_rng(7)
         rows = [(float(random.choice([0, 0.25, 1, 3])), *random.normal(size=2).tolist()) for _ in range(43)]
         rows[8:16] = [(0, NAN, INF)] * 8  # some micro-batches are empty
-        for ranks, batch, micro, weighting in ((1, 8, 8, "token"), (1, 16, 1, "token"), (2, 8, 2, "token"), (2, 10, 3, "token"),
-                                               (3, 16, 5, "token"), (4, 16, 4, "token"), (2, 12, 3, "microbatch"), (1, 12, 3, "microbatch"),
-                                               (3, 12, 2, "sum"), (1, 43, 7, "sum")):
+        for ranks, batch, micro, weighting in (
+            (1, 8, 8, "token"),
+            (1, 16, 1, "token"),
+            (2, 8, 2, "token"),
+            (2, 10, 3, "token"),
+            (3, 16, 5, "token"),
+            (4, 16, 4, "token"),
+            (2, 12, 3, "microbatch"),
+            (1, 12, 3, "microbatch"),
+            (3, 12, 2, "sum"),
+            (1, 43, 7, "sum"),
+        ):
             with self.subTest(ranks=ranks, batch=batch, micro=micro, weighting=weighting):
                 job = tape([0.5, -0.5], batch=batch, micro=micro, compute="fp64", lr=0.1, batch_={"weighting": weighting})
                 out = self.train(job, rows, ranks)
@@ -100,22 +135,44 @@ class Averaging(toys.Training):
                     for compute in ("fp32", "fp16"):
                         with self.subTest(rows=rows, ranks=ranks, weighting=weighting, compute=compute):
                             scale = 1024 if compute == "fp16" else None
-                            job = tape([1], batch=6, micro=3, lr=0.125, compute=compute, scale=scale, batch_={"weighting": weighting})
+                            job = tape(
+                                [1],
+                                batch=6,
+                                micro=3,
+                                lr=0.125,
+                                compute=compute,
+                                scale=scale,
+                                batch_={"weighting": weighting},
+                            )
                             out = self.train(job, rows, ranks)
                             step = out.steps[0]
-                            self.assertEqual((out.verdicts(), step["loss"], step["weight"], step["micro_batches"]), ("A", gradient, 3, 1))
+                            self.assertEqual(
+                                (out.verdicts(), step["loss"], step["weight"], step["micro_batches"]), ("A", gradient, 3, 1)
+                            )
                             self.assertEqual(out.weight[0], 1 - gradient / 8)
 
     def test_an_empty_step_is_neither_success_nor_overflow(self):
         """A4: the second of three batches has no weight: no update, no decay, no count for scale or schedule."""
         for compute, scale, ranks in (("fp32", None, 1), ("fp16", 1024, 2)):
-            job = tape([1], batch=2, lr=0.5, compute=compute, scale=scale, optimizer_={"weight_decay": 0.5, "momentum": 0.5},
-                       schedule={"type": "linear", "total": 4})
+            job = tape(
+                [1],
+                batch=2,
+                lr=0.5,
+                compute=compute,
+                scale=scale,
+                optimizer_={"weight_decay": 0.5, "momentum": 0.5},
+                schedule={"type": "linear", "total": 4},
+            )
             out = self.train(job, [2, 2, MASKED, MASKED, 4, 4], ranks)
             self.assertEqual(out.verdicts(), "AEA")
             empty = out.steps[1]
-            self.assertEqual((empty["optimizer_steps"], empty["skipped_steps"], empty["empty_steps"], empty["scheduler_steps"]), (1, 0, 1, 1))
-            self.assertEqual((empty["loss"], empty["grad_norm"], empty["weight"], empty["reason"]), (None, None, 0, "empty"))
+            self.assertEqual(
+                (empty["optimizer_steps"], empty["skipped_steps"], empty["empty_steps"], empty["scheduler_steps"]),
+                (1, 0, 1, 1),
+            )
+            self.assertEqual(
+                (empty["loss"], empty["grad_norm"], empty["weight"], empty["reason"]), (None, None, 0, "empty")
+            )
             self.assertEqual((empty["collectives"]["all_gather"], empty["tokens_seen"]), (0, 4))
             self.assertEqual(out.column("lr"), [0.5, 0.375, 0.375])
             # d = 2 + ½·1 = 2.5, w = 1 − 1.25; then d = 4 − ½·¼ + ½·2.5 = 5.125, w = −¼ − 0.375·5.125
@@ -178,12 +235,20 @@ class Averaging(toys.Training):
 
     def test_steps_and_epochs_are_counted_as_documented(self):
         """05-1, 05-3, 05-5, 03-4: (rows, b, K, tail) → attempts an epoch."""
-        for rows, micro, k, tail, epochs, steps in ((148, 2, 4, "flush", 2, 38), (18, 1, 6, "flush", 200, 600), (9, 1, 4, "flush", 2, 6),
-                                                    (9, 1, 4, "drop", 2, 4), (8, 1, 4, "drop", 2, 4), (3, 1, 4, "flush", 5, 5)):
+        for rows, micro, k, tail, epochs, steps in (
+            (148, 2, 4, "flush", 2, 38),
+            (18, 1, 6, "flush", 200, 600),
+            (9, 1, 4, "flush", 2, 6),
+            (9, 1, 4, "drop", 2, 4),
+            (8, 1, 4, "drop", 2, 4),
+            (3, 1, 4, "flush", 5, 5),
+        ):
             with self.subTest(rows=rows, k=k, tail=tail):
                 job = tape(batch=micro * k, micro=micro, epochs=epochs, lr=0, batch_={"tail": tail})
                 out = self.train(job, rows * [1])
-                self.assertEqual((len(out.steps), out.header["total_steps"], out.result["total_steps"]), (steps, steps, steps))
+                self.assertEqual(
+                    (len(out.steps), out.header["total_steps"], out.result["total_steps"]), (steps, steps, steps)
+                )
                 self.assertEqual(out.result["tokens_seen"], epochs * (rows - (rows % (micro * k) if tail == "drop" else 0)))
 
     def test_tokens_become_steps(self):

@@ -1,4 +1,5 @@
 """One norm of the whole unscaled gradient, one clip a step (cases 06, 07, 13; C1–C4)."""
+
 import numpy
 
 import harness
@@ -17,7 +18,9 @@ class Clipping(toys.Training):
         """06-1: S = 1024, g = (3, 4), clip 1: (−0.6, −0.8); in scaled space it would be a thousandth of that."""
         for scale in (1, 8, 1024, 8192):
             for ranks in (1, 2):
-                out = self.train(tape([0, 0], batch=2, compute="fp16", scale=scale, **clipped(1)), [(1, 1, 2), (1, 5, 6)], ranks)
+                out = self.train(
+                    tape([0, 0], batch=2, compute="fp16", scale=scale, **clipped(1)), [(1, 1, 2), (1, 5, 6)], ranks
+                )
                 step = out.steps[0]
                 self.assert_near(out.weight, [-0.6, -0.8])
                 self.assertEqual((step["grad_norm"], step["grad_norm_scaled"]), (5, 5 * scale))
@@ -33,7 +36,14 @@ class Clipping(toys.Training):
 
     def test_a_norm_below_the_limit_is_left_alone(self):
         """min(1, limit / (norm + 1e-6)), so exactly at the limit it binds by a millionth."""
-        for limit, coefficient in ((6, 1), (5.00001, 1), (5, 5 / 5.000001), (2.5, 2.5 / 5.000001), (None, 1), (1e-3, 1e-3 / 5.000001)):
+        for limit, coefficient in (
+            (6, 1),
+            (5.00001, 1),
+            (5, 5 / 5.000001),
+            (2.5, 2.5 / 5.000001),
+            (None, 1),
+            (1e-3, 1e-3 / 5.000001),
+        ):
             out = self.train(tape([0, 0], **clipped(limit)), [(1, 3, 4)])
             self.assertEqual(out.steps[0]["clip_coefficient"], coefficient)
             self.assertEqual(out.steps[0]["grad_norm_clipped"], 5 * coefficient)
@@ -77,12 +87,14 @@ class Clipping(toys.Training):
         start = numpy.random.default_rng(3).normal(0, 0.3, 28).round(3).tolist()
         values = {"wte.weight": start}
         tied = self.train(toys.gpt(model_={"init": {"values": values}}, **shape), data)
-        apart = self.train(toys.gpt(model_={"tie": False, "init": {"values": {**values, "lm_head.weight": start}}}, **shape), data)
+        apart = self.train(
+            toys.gpt(model_={"tie": False, "init": {"values": {**values, "lm_head.weight": start}}}, **shape), data
+        )
         table, head = (apart.tensors[name].ravel() - start for name in ("wte.weight", "lm_head.weight"))
         self.assert_near(tied.tensors["wte.weight"].ravel() - start, table + head, 1e-12)
         cross = 2 * float(table @ head)
         self.assertGreater(abs(cross), 1e-4)
-        self.assert_near(tied.steps[0]["grad_norm"]**2, apart.steps[0]["grad_norm"]**2 + cross, 1e-12)
+        self.assert_near(tied.steps[0]["grad_norm"] ** 2, apart.steps[0]["grad_norm"] ** 2 + cross, 1e-12)
         self.assertNotIn("lm_head.weight", tied.tensors)
 
     def test_a_gradient_that_is_not_finite_never_meets_the_clip(self):
@@ -90,7 +102,11 @@ class Clipping(toys.Training):
         for bad in (INF, -INF, NAN):
             for compute in ("fp32", "bf16", "fp64"):
                 for ranks in (1, 2):
-                    out = self.train(tape([0.5, 0.25], batch=2, compute=compute, **clipped(1)), [(1, 0, 0), (1, 1, bad), (1, 0, 2), (1, 0, 2)], ranks)
+                    out = self.train(
+                        tape([0.5, 0.25], batch=2, compute=compute, **clipped(1)),
+                        [(1, 0, 0), (1, 1, bad), (1, 0, 2), (1, 0, 2)],
+                        ranks,
+                    )
                     self.assertEqual(out.verdicts(), "SA")
                     self.assert_near(out.weight, [0.5, -0.75])
 
@@ -106,8 +122,10 @@ class Clipping(toys.Training):
     def test_limits_that_make_no_sense_are_refused(self):
         """07-3"""
         for limit in (-1, 0, ".nan", ".inf", '"1"', "on"):
-            text = ("job: {steps: 1}\nmodel: {type: tape, size: 1}\ndata: {format: csv, train: x}\nbatch: {global: 1, micro: 1}\n"
-                    f"optimizer: {{lr: 1, clip_norm: {limit}}}\n")
+            text = (
+                "job: {steps: 1}\nmodel: {type: tape, size: 1}\ndata: {format: csv, train: x}\nbatch: {global: 1, micro: 1}\n"
+                f"optimizer: {{lr: 1, clip_norm: {limit}}}\n"
+            )
             done = self.call(harness.GACCD, "check", self.write("bad.yaml", text))
             self.assertEqual(done.status, 78)
             self.assertRegex(done.err, r"bad.yaml:5:\d+: optimizer.clip_norm")

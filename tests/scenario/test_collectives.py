@@ -1,4 +1,5 @@
 """One reduce-scatter and one all-gather a step, whatever K is, of the bytes that the algebra asks for (case 14; D1–D4)."""
+
 import harness
 import toys
 from toys import gpt, tape, tokens
@@ -21,7 +22,9 @@ class Collectives(toys.Training):
         for parameters in (7, 1200):
             for compute, size in SIZES.items():
                 for ranks in (1, 3, 4):
-                    out = self.train(tape(parameters * [0], batch=ranks, compute=compute), ranks * [(1, *(parameters * [0]))], ranks)
+                    out = self.train(
+                        tape(parameters * [0], batch=ranks, compute=compute), ranks * [(1, *(parameters * [0]))], ranks
+                    )
                     for key, bytes_each in (("reduce_scatter", 8 if compute == "fp64" else 4), ("all_gather", size)):
                         exact = parameters * bytes_each * (ranks - 1) / ranks
                         found = out.steps[0]["bytes"][key]
@@ -36,14 +39,19 @@ class Collectives(toys.Training):
                 parameters = out.header["parameters"]
                 self.assertEqual(parameters, sum(tensor.size for tensor in out.tensors.values()))
                 self.assertEqual(parameters % 2, 0)
-                self.assertEqual(out.column("bytes"), 2 * [{"reduce_scatter": parameters * 4 // 2, "all_gather": parameters * size // 2}])
+                self.assertEqual(
+                    out.column("bytes"), 2 * [{"reduce_scatter": parameters * 4 // 2, "all_gather": parameters * size // 2}]
+                )
 
     def test_a_skip_and_an_empty_step_gather_nothing(self):
         for first, verdicts in (((1, float("inf"), 1), "SA"), ((0, 1, 1), "EA")):
             rows = 2 * [first] + 2 * [(1, 1, 1)]
             out = self.train(tape([0, 0], batch=2, compute="fp16", scale=2), rows, 2)
             self.assertEqual(out.verdicts(), verdicts)
-            self.assertEqual([step["collectives"] for step in out.steps], [{"reduce_scatter": 1, "all_gather": gathers, "control": 0} for gathers in (0, 1)])
+            self.assertEqual(
+                [step["collectives"] for step in out.steps],
+                [{"reduce_scatter": 1, "all_gather": gathers, "control": 0} for gathers in (0, 1)],
+            )
             self.assertEqual([step["bytes"]["all_gather"] for step in out.steps], [0, 2])
 
     def test_fewer_parameters_than_ranks(self):

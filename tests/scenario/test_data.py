@@ -1,4 +1,5 @@
 """Which sequences a step reads and who reads them; what files are refused (cases 32–34, 05-5; A10, B8)."""
+
 import struct
 
 import numpy
@@ -19,8 +20,17 @@ class Order(toys.Training):
     def read_at(self, rows, ranks, batch, micro, order="shuffled", seed=1, epochs=1):
         """The attempt in which each row was read, summed over epochs: lr falls by one a step, W is B."""
         steps = epochs * -(-rows // batch)
-        job = tape(rows * [0], batch=batch, micro=micro, epochs=epochs, lr=steps, compute="fp64", data={"order": order},
-                   schedule={"type": "linear", "total": steps}, job_={"seed": seed})
+        job = tape(
+            rows * [0],
+            batch=batch,
+            micro=micro,
+            epochs=epochs,
+            lr=steps,
+            compute="fp64",
+            data={"order": order},
+            schedule={"type": "linear", "total": steps},
+            job_={"seed": seed},
+        )
         out = self.train(job, one_hot(rows), ranks)
         self.assertEqual(len(out.steps), steps)
         return numpy.rint(-out.weight * batch).astype(int)
@@ -101,7 +111,9 @@ class Tokens(toys.Training):
             for bad, position in ((100, 17), (101, 0), (255, 63)):
                 values = numpy.arange(64, dtype=kind)
                 values[position] = bad
-                self.refused(self.job(form, vocab=100), values.tobytes(), 65, "tokens", str(position), str(bad), "100", ranks=(0, 2))
+                self.refused(
+                    self.job(form, vocab=100), values.tobytes(), 65, "tokens", str(position), str(bad), "100", ranks=(0, 2)
+                )
         values = numpy.full(64, 2**32 - 1, "<u4")
         self.refused(self.job("u32", vocab=100), values.tobytes(), 65, "4294967295")
 
@@ -109,7 +121,9 @@ class Tokens(toys.Training):
         """32-1: 119547 in u16; 65536 is legal, and so is its last token."""
         self.refused(self.job(vocab=119547), bytes(100), 78, "model.vocab", "119547", "65535")
         self.refused(self.job("bytes", vocab=257), bytes(100), 78, "model.vocab", "257")
-        out = self.train(self.job(vocab=65536, width=2, heads=1, context=4, batch=1, model_={"init_std": 0}), 10 * b"\xff\xff")
+        out = self.train(
+            self.job(vocab=65536, width=2, heads=1, context=4, batch=1, model_={"init_std": 0}), 10 * b"\xff\xff"
+        )
         self.assert_near(out.steps[0]["loss"], numpy.log(65536))
 
     def test_llmc_files_are_read_behind_their_header(self):
@@ -142,8 +156,15 @@ class Tokens(toys.Training):
 
     def test_rows_that_are_no_numbers_are_refused_with_their_line(self):
         job = tape(batch=2)
-        for text, place in (("weight,g0\n1,2\n1,x\n", "rows:3"), ("weight,g0\n1\n", "rows:2"), ("weight,g1\n1,2\n", "rows:1"),
-                            ("weight,g0\n-1,2\n", "rows:2"), ("weight,g0\n", "rows"), ("", "rows"), ("weight,g0\n1,0x10\n", "rows:2")):
+        for text, place in (
+            ("weight,g0\n1,2\n1,x\n", "rows:3"),
+            ("weight,g0\n1\n", "rows:2"),
+            ("weight,g1\n1,2\n", "rows:1"),
+            ("weight,g0\n-1,2\n", "rows:2"),
+            ("weight,g0\n", "rows"),
+            ("", "rows"),
+            ("weight,g0\n1,0x10\n", "rows:2"),
+        ):
             self.refused(job, text, 65, place, name="rows")
 
 

@@ -1,4 +1,5 @@
 """A job file says what it means or is refused, with its line, before anything starts (cases 03-8, 40; A1, A8, B7)."""
+
 import harness
 import toys
 
@@ -38,7 +39,24 @@ class JobFile(toys.Training):
     def test_a_micro_batch_is_a_count(self):
         """03-8: 0, −1, 2.5, "4", 2³¹, and others of the kind, for both batch keys."""
         for key, line in (("micro", 6), ("global", 5)):
-            for value in ("0", "-1", "2.5", '"4"', "2147483648", "4294967297", "1e400", ".inf", ".nan", "four", "true", "null", "[4]", "{a: 4}", "0x4", "~"):
+            for value in (
+                "0",
+                "-1",
+                "2.5",
+                '"4"',
+                "2147483648",
+                "4294967297",
+                "1e400",
+                ".inf",
+                ".nan",
+                "four",
+                "true",
+                "null",
+                "[4]",
+                "{a: 4}",
+                "0x4",
+                "~",
+            ):
                 old = f"{key}: {4 if key == 'global' else 2}"
                 self.refused(old, f"{key}: {value}", line, f"batch.{key}")
         self.refused("micro: 2", "micro: 5", 6, "batch.micro", "5", "4")  # b > B
@@ -54,37 +72,69 @@ class JobFile(toys.Training):
 
     def test_numbers_are_numbers(self):
         """40-1: 3e-4, 3E-4, 1 and others are; "3e-4" is a text."""
-        for value, lr in (("3e-4", 3e-4), ("3E-4", 3e-4), ("1", 1), ("0.5", 0.5), (".5", 0.5), ("5.", 5), ("+2", 2), ("1e0", 1), ("0", 0), ("1_0", None)):
+        for value, lr in (
+            ("3e-4", 3e-4),
+            ("3E-4", 3e-4),
+            ("1", 1),
+            ("0.5", 0.5),
+            (".5", 0.5),
+            ("5.", 5),
+            ("+2", 2),
+            ("1e0", 1),
+            ("0", 0),
+            ("1_0", None),
+        ):
             path = self.write("job.yaml", JOB.replace("lr: 1", f"lr: {value}"))
             done = self.run_job(path, 0, output=f"run{value}")
             if lr is None:
                 self.assertEqual(done.status, 78)
             else:
                 self.assertEqual((done.status, self.log("step", f"run{value}")[0]["lr"]), (0, lr), done.err)
-        for value in ('"3e-4"', "'1'", "3e-4x", "1,5", "3 e-4", "010", "0x10", "true", "-1e-3", "1e999", "nan", ".inf", "banana", "", "[1]"):
+        for value in (
+            '"3e-4"',
+            "'1'",
+            "3e-4x",
+            "1,5",
+            "3 e-4",
+            "010",
+            "0x10",
+            "true",
+            "-1e-3",
+            "1e999",
+            "nan",
+            ".inf",
+            "banana",
+            "",
+            "[1]",
+        ):
             self.refused("lr: 1", f"lr: {value}", 9, "optimizer.lr")
 
     def test_misspelt_words_are_named_and_mended(self):
         """40-3"""
         for old, new, line, words in (
-                ("optimizer:", "precision: {compute: bf-16}\noptimizer:", 7, ("precision.compute", "bf16")),
-                ("optimizer:", "precision: {compute: BF16}\noptimizer:", 7, ("precision.compute", "bf16")),
-                ("type: tape", "type: tap", 2, ("model.type", "tape")),
-                ("format: csv", "format: cvs", 3, ("data.format", "csv")),
-                ("type: sgd", "type: adam", 8, ("optimizer.type", "adamw")),
-                ("  micro: 2", "  micro: 2\n  grad_acum: 8", 7, ("grad_acum",)),
-                ("  micro: 2", "  micro: 2\n  weigthing: token", 7, ("weigthing", "weighting")),
-                ("optimizer:", "sharding: no-shard\noptimizer:", 7, ("sharding",)),
-                ("optimizer:", "shedule: {type: cosine}\noptimizer:", 7, ("shedule", "schedule")),
-                ("optimizer:", "schedule: {type: cosin}\noptimizer:", 7, ("schedule.type", "cosine")),
-                ("lr: 1", "lr: 1\n  clipnorm: 1", 10, ("clipnorm", "clip_norm")),
-                ("lr: 1", "lr: 1\n  betas: [0.9, 0.99]", 10, ("optimizer.betas", "adamw"))):
+            ("optimizer:", "precision: {compute: bf-16}\noptimizer:", 7, ("precision.compute", "bf16")),
+            ("optimizer:", "precision: {compute: BF16}\noptimizer:", 7, ("precision.compute", "bf16")),
+            ("type: tape", "type: tap", 2, ("model.type", "tape")),
+            ("format: csv", "format: cvs", 3, ("data.format", "csv")),
+            ("type: sgd", "type: adam", 8, ("optimizer.type", "adamw")),
+            ("  micro: 2", "  micro: 2\n  grad_acum: 8", 7, ("grad_acum",)),
+            ("  micro: 2", "  micro: 2\n  weigthing: token", 7, ("weigthing", "weighting")),
+            ("optimizer:", "sharding: no-shard\noptimizer:", 7, ("sharding",)),
+            ("optimizer:", "shedule: {type: cosine}\noptimizer:", 7, ("shedule", "schedule")),
+            ("optimizer:", "schedule: {type: cosin}\noptimizer:", 7, ("schedule.type", "cosine")),
+            ("lr: 1", "lr: 1\n  clipnorm: 1", 10, ("clipnorm", "clip_norm")),
+            ("lr: 1", "lr: 1\n  betas: [0.9, 0.99]", 10, ("optimizer.betas", "adamw")),
+        ):
             with self.subTest(new=new):
                 self.refused(old, new, line, *words)
 
     def test_yaml_that_can_be_read_in_two_ways_is_refused(self):
-        for old, new, line in (("lr: 1", "lr: 1\n  lr: 2", 10), ("job: {steps: 2}", "job: &a {steps: 2}", 1), ("lr: 1", "lr: !!int 1", 9),
-                               ("lr: 1", "lr: 1\n---\njob: {steps: 3}", 10)):
+        for old, new, line in (
+            ("lr: 1", "lr: 1\n  lr: 2", 10),
+            ("job: {steps: 2}", "job: &a {steps: 2}", 1),
+            ("lr: 1", "lr: !!int 1", 9),
+            ("lr: 1", "lr: 1\n---\njob: {steps: 3}", 10),
+        ):
             self.refused(old, new, line)
 
     def test_a_job_has_one_length(self):
@@ -93,10 +143,19 @@ class JobFile(toys.Training):
 
     def test_set_beats_the_file_and_is_as_strict(self):
         path = self.write("job.yaml", JOB)
-        done = self.run_job(path, 0, arguments=["--set", "optimizer.lr=0.25", "--set", "batch.micro=1", "--set", "job.steps=3"])
+        done = self.run_job(
+            path, 0, arguments=["--set", "optimizer.lr=0.25", "--set", "batch.micro=1", "--set", "job.steps=3"]
+        )
         self.assertEqual(done.status, 0, done.err)
         self.assertEqual([(step["lr"], step["accumulate"]) for step in self.log("step")], 3 * [(0.25, [4])])
-        for setting in ("optimizer.lr=fast", "optimizer.lr", "optimizer.rl=1", "batch.micro=5", 'batch.micro="1"', "optimizer.groups.0.lr=1"):
+        for setting in (
+            "optimizer.lr=fast",
+            "optimizer.lr",
+            "optimizer.rl=1",
+            "batch.micro=5",
+            'batch.micro="1"',
+            "optimizer.groups.0.lr=1",
+        ):
             done = self.call(harness.GACCD, "check", path, "--set", setting)
             self.assertIn(done.status, (64, 78))
             self.assertIn(setting.split("=")[0], done.err)
@@ -108,10 +167,18 @@ class JobFile(toys.Training):
         self.assertIn("lr: 1  # 4 after lr_scaling: global / base = 4 / 1", self.call(harness.GACCD, "check", path).out)
         self.assertEqual(self.run_job(path, 0).status, 0)
         self.assertEqual(self.log("step")[0]["lr"], 4)
-        for optimizer, lr, doubted in (("adamw", 0.012, True), ("adamw", 0.01, False), ("adamw", 0.5, False), ("sgd", 2, True), ("sgd", 1, False)):
+        for optimizer, lr, doubted in (
+            ("adamw", 0.012, True),
+            ("adamw", 0.01, False),
+            ("adamw", 0.5, False),
+            ("sgd", 2, True),
+            ("sgd", 1, False),
+        ):
             path = self.write("job.yaml", JOB.replace("sgd", optimizer).replace("lr: 1", f"lr: {lr}"))
             done = self.call(harness.GACCD, "check", path)
-            self.assertEqual((done.status, "looks multiplied by the number of micro-batches (2)" in done.err), (0, doubted), done.err)
+            self.assertEqual(
+                (done.status, "looks multiplied by the number of micro-batches (2)" in done.err), (0, doubted), done.err
+            )
 
     def test_the_effective_job_is_kept(self):
         """A1, B2: job.yaml of the run says every default, and is the same job again."""

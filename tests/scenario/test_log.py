@@ -1,4 +1,5 @@
 """What the log says is what happened (cases 25, 26; A1, B8, D2, J1–J3)."""
+
 import json
 import os
 
@@ -9,12 +10,32 @@ from toys import gpt, lin1, tape, tokens, zero_lm
 INF, NAN = float("inf"), float("nan")
 NUMBER, COUNT, TEXT, NOTHING = (int, float), int, str, type(None)
 STEP = {
-    "type": TEXT, "step": COUNT, "optimizer_steps": COUNT, "skipped_steps": COUNT, "empty_steps": COUNT, "scheduler_steps": COUNT,
-    "verdict": TEXT, "reason": (TEXT, NOTHING), "nonfinite": (dict, NOTHING), "loss": (float, NOTHING), "weight": NUMBER,
-    "micro_batches": COUNT, "tokens": COUNT, "tokens_seen": COUNT, "lr": NUMBER, "loss_scale": (float, NOTHING),
-    "loss_scale_next": (float, NOTHING), "growth_tracker": (COUNT, NOTHING), "grad_norm_scaled": (float, NOTHING),
-    "grad_norm": (float, NOTHING), "grad_norm_clipped": (float, NOTHING), "clip_coefficient": (float, NOTHING),
-    "collectives": dict, "bytes": dict, "accumulate": list, "seconds": dict,
+    "type": TEXT,
+    "step": COUNT,
+    "optimizer_steps": COUNT,
+    "skipped_steps": COUNT,
+    "empty_steps": COUNT,
+    "scheduler_steps": COUNT,
+    "verdict": TEXT,
+    "reason": (TEXT, NOTHING),
+    "nonfinite": (dict, NOTHING),
+    "loss": (float, NOTHING),
+    "weight": NUMBER,
+    "micro_batches": COUNT,
+    "tokens": COUNT,
+    "tokens_seen": COUNT,
+    "lr": NUMBER,
+    "loss_scale": (float, NOTHING),
+    "loss_scale_next": (float, NOTHING),
+    "growth_tracker": (COUNT, NOTHING),
+    "grad_norm_scaled": (float, NOTHING),
+    "grad_norm": (float, NOTHING),
+    "grad_norm_clipped": (float, NOTHING),
+    "clip_coefficient": (float, NOTHING),
+    "collectives": dict,
+    "bytes": dict,
+    "accumulate": list,
+    "seconds": dict,
 }
 SECONDS = ["step", "data", "compute", "reduce", "decision", "update", "gather", "since_last_step"]
 
@@ -58,8 +79,14 @@ class Log(toys.Training):
         """26-3: inf, nan and huge numbers in losses and norms; harness.read_log refuses NaN and Infinity."""
         rows = [INF, 1, NAN, 3e38, -INF, 1e-45]
         for compute, scale in (("fp16", {"initial": 2.0**127, "minimum": 2.0**120, "stop_after": 99}), ("fp32", None)):
-            job = tape([1e30], compute=compute, scale=scale, precision_={"nonfinite_stop_after": 9}, evaluation={"every": 1},
-                       data={"validation": "data"})
+            job = tape(
+                [1e30],
+                compute=compute,
+                scale=scale,
+                precision_={"nonfinite_stop_after": 9},
+                evaluation={"every": 1},
+                data={"validation": "data"},
+            )
             out = self.train(job, rows)
             for line in out.log_text.splitlines():
                 record = json.loads(line, parse_constant=self.fail)
@@ -72,7 +99,15 @@ class Log(toys.Training):
     def test_step_records_are_complete(self):
         """B8: every field, in every verdict, of its type, in the documented order."""
         for compute, scale in (("fp16", 8), ("fp32", None)):
-            job = tape([1], batch=2, micro=1, compute=compute, scale=scale, optimizer_={"clip_norm": 0.5}, precision_={"nonfinite_stop_after": 9})
+            job = tape(
+                [1],
+                batch=2,
+                micro=1,
+                compute=compute,
+                scale=scale,
+                optimizer_={"clip_norm": 0.5},
+                precision_={"nonfinite_stop_after": 9},
+            )
             out = self.train(job, [1, 2, INF, 1, (0, 1), (0, 1)], 2)
             self.assertEqual(out.verdicts(), "ASE")
             for step in out.steps:
@@ -103,7 +138,9 @@ class Log(toys.Training):
         for ranks in (1, 2):
             out = self.train(tape([1], batch=4, steps=6, lr=0.125, **job), 4 * [1], ranks)
             self.assertEqual([(one["step"], one["optimizer_steps"]) for one in out.evaluations], [(2, 2), (4, 4), (6, 6)])
-            self.assertEqual([one["loss"] for one in out.evaluations], [6 * w for w in (0.75, 0.5, 0.25)])  # (3 + 3·7)/4 = 6
+            self.assertEqual(
+                [one["loss"] for one in out.evaluations], [6 * w for w in (0.75, 0.5, 0.25)]
+            )  # (3 + 3·7)/4 = 6
             self.assertEqual([(one["weight"], one["sequences"]) for one in out.evaluations], 3 * [(4, 2)])
         out = self.train(tape([1], steps=4, compute="bf16", **job), [1, INF, 1])
         self.assertEqual([(one["step"], one["optimizer_steps"]) for one in out.evaluations], [(3, 2), (6, 4)])
@@ -112,22 +149,48 @@ class Log(toys.Training):
         """A1: B, b, K of every rank, N, tokens a step."""
         out = self.train(gpt(batch=10, micro=2, lr=0), tokens(8 * 10 + 1), 3)
         header = out.header
-        self.assertEqual((header["effective_batch"], header["micro_batch"], header["accumulate"], header["ranks"], header["tokens_per_step"]),
-                         (10, 2, [2, 2, 1], 3, 80))
+        self.assertEqual(
+            (
+                header["effective_batch"],
+                header["micro_batch"],
+                header["accumulate"],
+                header["ranks"],
+                header["tokens_per_step"],
+            ),
+            (10, 2, [2, 2, 1], 3, 80),
+        )
         self.assertEqual([line for line in out.log_text.splitlines() if '"batch_size"' in line or '"batch":' in line], [])
-        self.assertEqual((header["parameters"], header["train_sequences"], header["total_steps"]),
-                         (sum(tensor.size for tensor in out.tensors.values()), 10, 1))
+        self.assertEqual(
+            (header["parameters"], header["train_sequences"], header["total_steps"]),
+            (sum(tensor.size for tensor in out.tensors.values()), 10, 1),
+        )
         self.assertRegex(header["job_digest"], "^[0-9a-f]{64}$")
         self.assertEqual(header["job_digest"], out.result["job_digest"])
         done = self.call(harness.GACCD, "check", "job.yaml", "-n", "3")
-        for words in ("B 10 sequences", "80 tokens per step", "b 2 sequences", "M 5 micro-batches", "K 2 micro-batches a step on ranks 0 to 1",
-                      "K 1 micro-batches a step on rank 2"):
+        for words in (
+            "B 10 sequences",
+            "80 tokens per step",
+            "b 2 sequences",
+            "M 5 micro-batches",
+            "K 2 micro-batches a step on ranks 0 to 1",
+            "K 1 micro-batches a step on rank 2",
+        ):
             self.assertIn(words, done.out)
 
     def test_the_same_job_gives_the_same_log(self):
         """Bit by bit, but for seconds: dropout, shuffle, clip, AdamW, evaluation, skips of a scale that is too large."""
-        job = gpt(batch=8, micro=2, steps=12, compute="fp16", scale={"initial": 2.0**24, "interval": 4}, lr=0.01, optimizer="adamw",
-                  model_={"dropout": 0.2}, optimizer_={"clip_norm": 0.5, "weight_decay": 0.1}, evaluation={"every": 4})
+        job = gpt(
+            batch=8,
+            micro=2,
+            steps=12,
+            compute="fp16",
+            scale={"initial": 2.0**24, "interval": 4},
+            lr=0.01,
+            optimizer="adamw",
+            model_={"dropout": 0.2},
+            optimizer_={"clip_norm": 0.5, "weight_decay": 0.1},
+            evaluation={"every": 4},
+        )
         job["data"].update(order="shuffled", validation=0.2)
         for ranks in (1, 2, 3):
             first, second = (self.train(job, tokens(8 * 40 + 1), ranks) for _ in range(2))
@@ -145,7 +208,10 @@ class Log(toys.Training):
             seconds = step["seconds"]
             self.assertGreater(seconds["compute"], 0)
             self.assertGreater(seconds["since_last_step"], 0)
-            self.assertLessEqual(max(seconds[part] for part in ("data", "compute", "reduce", "decision", "update", "gather")), seconds["step"])
+            self.assertLessEqual(
+                max(seconds[part] for part in ("data", "compute", "reduce", "decision", "update", "gather")),
+                seconds["step"],
+            )
         whole = sum(step["seconds"]["since_last_step"] for step in out.steps)
         self.assertLess(whole, out.result["seconds"])
         self.assertGreater(whole, sum(step["seconds"]["compute"] for step in out.steps) / 2)
@@ -154,13 +220,17 @@ class Log(toys.Training):
         for rows, ranks, status in (([1, 2], 1, 0), ([1, 2], 2, 0), (6 * [NAN], 2, 76)):
             out = self.train(tape([1], batch=2), rows, ranks, expect=status)
             end = dict(out.ends[-1], type=None)
-            self.assertEqual({**out.result, "type": None, "seconds": 0, "job_digest": 0}, {**end, "seconds": 0, "job_digest": 0})
+            self.assertEqual(
+                {**out.result, "type": None, "seconds": 0, "job_digest": 0}, {**end, "seconds": 0, "job_digest": 0}
+            )
             self.assertEqual((out.result["exit"], out.result["status"]), (status, "failed" if status else "done"))
 
     def test_a_scale_that_saw_teeth_is_told(self):
         """B8: it grows on every finite step and falls on each overflow, four times as often."""
         rows = (4 * [INF] + [1]) * 10
-        out = self.train(tape(compute="fp16", scale={"initial": 2.0**60, "interval": 1}), [row if row == INF else 0 for row in rows])
+        out = self.train(
+            tape(compute="fp16", scale={"initial": 2.0**60, "interval": 1}), [row if row == INF else 0 for row in rows]
+        )
         self.assertIn("scale_saw_tooth", [event["event"] for event in out.events])
 
     def test_the_final_model_is_what_the_transformers_library_reads(self):
@@ -169,7 +239,9 @@ class Log(toys.Training):
         self.assertEqual(out.tensors["lm_head.weight"].shape, (65, 8))
         with open(os.path.join(self.directory, "run1", "final", "config.json")) as file:
             config = json.load(file)
-        self.assertEqual((config["model_type"], config["n_embd"], config["vocab_size"], config["n_positions"]), ("gpt2", 8, 65, 8))
+        self.assertEqual(
+            (config["model_type"], config["n_embd"], config["vocab_size"], config["n_positions"]), ("gpt2", 8, 65, 8)
+        )
 
 
 if __name__ == "__main__":

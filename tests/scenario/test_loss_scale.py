@@ -1,10 +1,41 @@
 """The loss scale: one state machine for all ranks, applied to the loss, taken away once (cases 10, 06-4, 31-1; B1–B9)."""
+
 import harness
 import toys
 from toys import tape
 
 INF, NAN = float("inf"), float("nan")
 FINITE, OVERFLOW = 0.5, INF
+
+# attempts, initial scale, interval, hysteresis, profile, the scale after each attempt
+TRAJECTORIES = """
+FFFFFFF 256 2 2 torch           256 512 512 1024 1024 2048 2048
+FFFFFFF 256 2 2 apex            256 512 512 1024 1024 2048 2048
+FFFFFFF 256 2 2 megatron        256 512 512 1024 1024 2048 2048
+FFFFFFF 256 2 2 deepspeed       256 256 512 512 1024 1024 2048
+FFFFFFF 256 2 2 consecutive     256 256 512 512 1024 1024 2048
+FFFFFFF 256 2 2 deepspeed-fused 256 256 512 512 1024 1024 2048
+OOFFFO  256 2 1 torch           128 64 64 128 128 64
+OOFFFO  256 2 1 megatron        128 64 64 128 128 64
+OOFFFO  256 2 1 deepspeed       128 64 64 64 128 64
+OOFFFO  256 2 1 consecutive     128 64 64 64 128 64
+OOFFFO  256 2 1 deepspeed-fused 128 64 64 64 128 64
+OFOFOF  256 3 2 torch           128 128 64 64 32 32
+OFOFOF  256 3 2 deepspeed-fused 128 128 64 64 32 32
+OFOFOF  256 3 2 megatron        256 256 128 128 64 64
+OFOFOF  256 3 2 deepspeed       256 256 128 128 64 64
+OFOFOF  256 3 2 consecutive     256 256 256 256 256 256
+OFFFFOO 256 3 2 torch           128 128 128 256 256 128 64
+OFFFFOO 256 3 2 deepspeed-fused 128 128 128 128 256 128 64
+OFFFFOO 256 3 2 megatron        256 256 256 512 512 512 256
+OFFFFOO 256 3 2 deepspeed       256 256 256 256 512 512 256
+OFFFFOO 256 3 2 consecutive     256 256 256 256 512 512 256
+OOOOOO  4   2 1 torch           2 1 .5 .25 .125 .0625
+OOOOOO  4   2 1 megatron        2 1 1 1 1 1
+OOOOOO  4   2 1 deepspeed-fused 2 1 1 1 1 1
+OOOOOO  4   2 1 deepspeed       2 1 stop
+OOOOOO  4   2 1 consecutive     2 1 stop
+"""
 
 
 def history(letters, ranks=1):
@@ -14,10 +45,17 @@ def history(letters, ranks=1):
 
 class LossScale(toys.Training):
     def follow(self, letters, scale, ranks=1, expect=0, **keys):
-        return self.train(tape(batch=ranks, compute="fp16", scale=scale, lr=0.01, **keys), history(letters, ranks), ranks, expect)
+        return self.train(
+            tape(batch=ranks, compute="fp16", scale=scale, lr=0.01, **keys), history(letters, ranks), ranks, expect
+        )
 
     def check(self, compute, keys):
-        return self.call(harness.GACCD, "check", self.write("bad.yaml", f"""
+        return self.call(
+            harness.GACCD,
+            "check",
+            self.write(
+                "bad.yaml",
+                f"""
 job: {{steps: 1}}
 model: {{type: tape, size: 1}}
 data: {{format: csv, train: x}}
@@ -26,7 +64,9 @@ optimizer: {{lr: 1}}
 precision:
   compute: {compute}
   loss_scale: {{{keys}}}
-"""))
+""",
+            ),
+        )
 
     def test_an_overflow_halves_at_once_and_zeroes_the_tracker(self):
         """10-1: S used 8 8 16 8 8 16; after the sixth step 16, tracker 1."""
@@ -46,42 +86,34 @@ precision:
             self.assertEqual((out.steps[1]["skipped_steps"], out.steps[0]["nonfinite"]["rank"]), (1, where[0] // 4))
 
     def test_profiles_keep_the_trajectories_of_their_programs(self):
-        """The table of loss_scale_profiles: the scale after each step."""
-        table = (
-            ("FFFFFFF", 256, 2, 2, {"torch": "256 512 512 1024 1024 2048 2048", "deepspeed": "256 256 512 512 1024 1024 2048",
-                                    "consecutive": "256 256 512 512 1024 1024 2048", "deepspeed-fused": "256 256 512 512 1024 1024 2048",
-                                    "megatron": "256 512 512 1024 1024 2048 2048", "apex": "256 512 512 1024 1024 2048 2048"}),
-            ("OOFFFO", 256, 2, 1, {"torch": "128 64 64 128 128 64", "deepspeed": "128 64 64 64 128 64", "consecutive": "128 64 64 64 128 64",
-                                   "deepspeed-fused": "128 64 64 64 128 64", "megatron": "128 64 64 128 128 64"}),
-            ("OFOFOF", 256, 3, 2, {"torch": "128 128 64 64 32 32", "deepspeed": "256 256 128 128 64 64", "consecutive": "256 256 256 256 256 256",
-                                   "deepspeed-fused": "128 128 64 64 32 32", "megatron": "256 256 128 128 64 64"}),
-            ("OFFFFOO", 256, 3, 2, {"torch": "128 128 128 256 256 128 64", "deepspeed": "256 256 256 256 512 512 256",
-                                    "consecutive": "256 256 256 256 512 512 256", "deepspeed-fused": "128 128 128 128 256 128 64",
-                                    "megatron": "256 256 256 512 512 512 256"}),
-            ("OOOOOO", 4, 2, 1, {"torch": "2 1 .5 .25 .125 .0625", "deepspeed": "2 1 stop", "consecutive": "2 1 stop",
-                                 "deepspeed-fused": "2 1 1 1 1 1", "megatron": "2 1 1 1 1 1"}),
-        )
-        for letters, initial, interval, hysteresis, profiles in table:
-            for name, trajectory in profiles.items():
-                with self.subTest(letters=letters, profile=name):
-                    scale = {"profile": name, "initial": initial, "interval": interval}
-                    if name == "consecutive":
-                        scale.update(profile="deepspeed", consecutive_hysteresis=True)
-                    if scale["profile"] in ("deepspeed", "megatron"):
-                        scale["hysteresis"] = hysteresis
-                    stops = trajectory.endswith("stop")
-                    out = self.follow(letters, scale, expect=76 if stops else 0)
-                    wanted = [float(word) for word in trajectory.split() if word != "stop"]
-                    self.assertEqual(out.column("loss_scale_next")[:len(wanted)], wanted)
-                    self.assertEqual(len(out.steps), len(wanted) + stops)
+        """The scale after each step of those programs themselves (loss_scale_test has more of them, and random histories)."""
+        for row in TRAJECTORIES.strip().splitlines():
+            letters, initial, interval, hysteresis, name, *trajectory = row.split()
+            with self.subTest(letters=letters, profile=name):
+                scale = {"profile": name, "initial": int(initial), "interval": int(interval)}
+                if name == "consecutive":
+                    scale.update(profile="deepspeed", consecutive_hysteresis=True)
+                if scale["profile"] in ("deepspeed", "megatron"):
+                    scale["hysteresis"] = int(hysteresis)
+                stops = trajectory[-1] == "stop"
+                wanted = [float(word) for word in trajectory if word != "stop"]
+                out = self.follow(letters, scale, expect=76 if stops else 0)
+                self.assertEqual(out.column("loss_scale_next")[: len(wanted)], wanted)
+                self.assertEqual(len(out.steps), len(wanted) + stops)
 
     def test_permanent_overflow_ends_at_the_floor_with_76(self):
         """10-3: 16 8 4 2 1 1 1 …, then an end that names step and tensor."""
         for ranks in (1, 2):
             out = self.follow(12 * "O", {"initial": 16, "minimum": 1, "stop_after": 3}, ranks, expect=76)
             self.assertEqual(out.column("loss_scale"), [16, 8, 4, 2, 1, 1, 1])
-            self.assertEqual((out.verdicts(), out.result["status"], out.result["exit"], out.result["optimizer_steps"]), ("SSSSSSF", "failed", 76, 0))
-            self.assertRegex(out.result["reason"], f"step 7: .*loss scale 1\\b.*rank {ranks - 1}, tensor weight, micro-batch {ranks - 1}, step 7")
+            self.assertEqual(
+                (out.verdicts(), out.result["status"], out.result["exit"], out.result["optimizer_steps"]),
+                ("SSSSSSF", "failed", 76, 0),
+            )
+            self.assertRegex(
+                out.result["reason"],
+                f"step 7: .*loss scale 1\\b.*rank {ranks - 1}, tensor weight, micro-batch {ranks - 1}, step 7",
+            )
             self.assertEqual(out.lines, [f"gaccd: rank 0: {out.result['reason']}"])
             self.assertIsNone(out.tensors)
             self.assertIn("scale_at_minimum", [event["event"] for event in out.events])
@@ -93,7 +125,7 @@ precision:
         rows = 150 * [0]  # … and g = 0 never does
         out = self.train(tape([2], compute="fp16", scale={"initial": 65536, "interval": 1}), rows)
         self.assertEqual(out.verdicts(), 150 * "A")
-        self.assertEqual(out.column("loss_scale"), [2.0**min(16 + i, 127) for i in range(150)])
+        self.assertEqual(out.column("loss_scale"), [2.0 ** min(16 + i, 127) for i in range(150)])
         self.assertEqual((out.weight[0], max(out.column("grad_norm"))), (2, 0))
         for initial, growth in ((2.0**127, 2), (3e38, 1.5), (1e38, 1e10)):
             out = self.train(tape(compute="fp16", scale={"initial": initial, "interval": 1, "growth": growth}), [0, 0])
@@ -103,7 +135,9 @@ precision:
         """B4: K = 3, S = 8, g = 1, 2, 3: accumulated 16, unscaled 2; 6 without 1/K, 0.667 with it twice."""
         for ranks, micro in ((1, 1), (1, 3), (3, 1), (2, 1)):
             out = self.train(tape(batch=3, micro=micro, compute="fp16", scale=8), [1, 2, 3], ranks)
-            self.assert_close([out.steps[0]["grad_norm_scaled"], out.steps[0]["grad_norm"], -out.weight[0]], [16, 2, 2], 1e-3)
+            self.assert_close(
+                [out.steps[0]["grad_norm_scaled"], out.steps[0]["grad_norm"], -out.weight[0]], [16, 2, 2], 1e-3
+            )
 
     def test_the_sum_is_unscaled_once(self):
         """06-4: S = 8, K = 2, g = 4 then 2: 3; 1.25 if every micro-batch unscaled what is there."""
@@ -114,7 +148,9 @@ precision:
     def test_norms_differ_by_exactly_the_scale(self):
         """C2, for scales that are powers of two."""
         for scale in (2.0**-10, 1, 8, 1024, 2.0**15):
-            out = self.train(tape([0, 0], batch=2, compute="fp16", scale=scale), [(1, 0.3, -0.7), (1, 0.1, 0.2), (1, 0.9, 0.4)], 2)
+            out = self.train(
+                tape([0, 0], batch=2, compute="fp16", scale=scale), [(1, 0.3, -0.7), (1, 0.1, 0.2), (1, 0.9, 0.4)], 2
+            )
             for step in out.steps:
                 self.assertEqual(step["grad_norm_scaled"] / step["grad_norm"], scale)
 
@@ -127,7 +163,9 @@ precision:
         """20000·S is inf from S = 4 on; the same rows in bf16 and fp32 have no scale and no skip."""
         for scale, verdicts in ((2, "A"), (3, "A"), (4, "S"), (65536, "S")):
             out = self.train(tape(compute="fp16", scale=scale), [20000])
-            self.assertEqual((out.verdicts(), out.column("loss_scale_next")), (verdicts, [scale if verdicts == "A" else scale / 2]))
+            self.assertEqual(
+                (out.verdicts(), out.column("loss_scale_next")), (verdicts, [scale if verdicts == "A" else scale / 2])
+            )
         for compute in ("bf16", "fp32", "fp64"):
             out = self.train(tape(compute=compute), [20000])
             self.assert_close(out.weight, [-20000], 2**-8)
@@ -169,9 +207,26 @@ precision:
 
     def test_scales_that_cannot_work_are_refused_by_key(self):
         """10-7"""
-        for key, value in (("initial", 0), ("initial", -1), ("initial", ".nan"), ("initial", ".inf"), ("initial", "auto"), ("initial", 1e-40),
-                           ("growth", 0.5), ("growth", 1), ("backoff", 2), ("backoff", 0), ("backoff", 1), ("interval", 0), ("interval", 2.5),
-                           ("hysteresis", 2), ("minimum", -1), ("profile", "nvidia"), ("mode", "auto"), ("stop_after", 0)):
+        for key, value in (
+            ("initial", 0),
+            ("initial", -1),
+            ("initial", ".nan"),
+            ("initial", ".inf"),
+            ("initial", "auto"),
+            ("initial", 1e-40),
+            ("growth", 0.5),
+            ("growth", 1),
+            ("backoff", 2),
+            ("backoff", 0),
+            ("backoff", 1),
+            ("interval", 0),
+            ("interval", 2.5),
+            ("hysteresis", 2),
+            ("minimum", -1),
+            ("profile", "nvidia"),
+            ("mode", "auto"),
+            ("stop_after", 0),
+        ):
             done = self.check("fp16", f"{key}: {value}")
             self.assertEqual(done.status, 78, (key, value, done.out))
             self.assertRegex(done.err, rf"bad.yaml:9:\d+: precision\.loss_scale\.{key}")

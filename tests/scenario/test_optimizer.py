@@ -1,4 +1,5 @@
 """Updates from given gradients, against numbers worked out by hand and plain numpy (cases 15, 18-6; G1, G2, D4)."""
+
 import numpy
 
 import harness
@@ -40,7 +41,9 @@ class Optimizer(toys.Training):
         for compute in ("fp32", "fp64", "bf16"):
             for ranks in (1, 2):
                 job = tape([2], batch=2, lr=0.1, compute=compute, optimizer_={"weight_decay": 0.1}, **ADAMW)
-                self.assert_near(self.train(job, [0.3, 0.3, -0.3, -0.3], ranks).weight, [1.866463], 2e-4 if compute == "bf16" else 2e-6)
+                self.assert_near(
+                    self.train(job, [0.3, 0.3, -0.3, -0.3], ranks).weight, [1.866463], 2e-4 if compute == "bf16" else 2e-6
+                )
 
     def test_bias_correction_counts_applied_steps(self):
         """18-6: g = 1, −2, 0.5, 1."""
@@ -56,16 +59,24 @@ class Optimizer(toys.Training):
         rows = random.normal(size=(48, 5))
         start = random.normal(size=5)
         for keys, peer in (
-                ({"optimizer": "adamw", "lr": 0.02}, Adamw(0.02)),
-                ({"optimizer": "adamw", "lr": 0.02, "optimizer_": {"weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-3}}, Adamw(0.02, 0.3, (0.8, 0.95), 1e-3)),
-                ({"optimizer": "adamw", "lr": 0.02, "optimizer_": {"betas": [0, 0.5]}}, Adamw(0.02, betas=(0, 0.5))),
-                ({"lr": 0.05}, Sgd(0.05)),
-                ({"lr": 0.05, "optimizer_": {"momentum": 0.9, "weight_decay": 0.2}}, Sgd(0.05, 0.2, 0.9))):
+            ({"optimizer": "adamw", "lr": 0.02}, Adamw(0.02)),
+            (
+                {"optimizer": "adamw", "lr": 0.02, "optimizer_": {"weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-3}},
+                Adamw(0.02, 0.3, (0.8, 0.95), 1e-3),
+            ),
+            ({"optimizer": "adamw", "lr": 0.02, "optimizer_": {"betas": [0, 0.5]}}, Adamw(0.02, betas=(0, 0.5))),
+            ({"lr": 0.05}, Sgd(0.05)),
+            ({"lr": 0.05, "optimizer_": {"momentum": 0.9, "weight_decay": 0.2}}, Sgd(0.05, 0.2, 0.9)),
+        ):
             w = start
             for batch in rows.reshape(8, 6, 5):
                 w = peer.step(w, batch.mean(axis=0))
             for ranks, micro in ((1, 6), (2, 1), (3, 2), (4, 1)):
-                out = self.train(tape(start.tolist(), batch=6, micro=micro, compute="fp64", **keys), [(1, *row) for row in rows.tolist()], ranks)
+                out = self.train(
+                    tape(start.tolist(), batch=6, micro=micro, compute="fp64", **keys),
+                    [(1, *row) for row in rows.tolist()],
+                    ranks,
+                )
                 self.assert_near(out.weight, w, 1e-12)
 
     def test_matrices_decay_and_vectors_do_not(self):
@@ -74,12 +85,22 @@ class Optimizer(toys.Training):
         start = self.train(job_of(model, lr=0), [(1, 0, 3)]).tensors
         self.assertEqual(sorted(tensor.ndim for tensor in start.values()), [1, 1, 1, 1, 2, 2])
         values = {name: tensor.size * [1] for name, tensor in start.items()}
-        for groups, decayed in (([], lambda name, tensor: tensor.ndim > 1),
-                                ([{"match": "*.bias", "weight_decay": 0.5}, {"match": "*.1.*", "weight_decay": 0}],
-                                 lambda name, tensor: name.endswith("bias") or tensor.ndim > 1 and "1" not in name.split(".")),
-                                ([{"match": "*", "weight_decay": 0.5}], lambda name, tensor: True)):
+        for groups, decayed in (
+            ([], lambda name, tensor: tensor.ndim > 1),
+            (
+                [{"match": "*.bias", "weight_decay": 0.5}, {"match": "*.1.*", "weight_decay": 0}],
+                lambda name, tensor: name.endswith("bias") or tensor.ndim > 1 and "1" not in name.split("."),
+            ),
+            ([{"match": "*", "weight_decay": 0.5}], lambda name, tensor: True),
+        ):
             for optimizer, ranks in (("adamw", 1), ("adamw", 2), ("sgd", 2)):
-                job = job_of({**model, "init": {"values": values}}, batch=2, lr=0.1, optimizer=optimizer, optimizer_={"weight_decay": 0.5, "groups": groups})
+                job = job_of(
+                    {**model, "init": {"values": values}},
+                    batch=2,
+                    lr=0.1,
+                    optimizer=optimizer,
+                    optimizer_={"weight_decay": 0.5, "groups": groups},
+                )
                 out = self.train(job, 2 * [(1, 0, 3)], ranks)
                 self.assertEqual(out.steps[0]["grad_norm"], 0)
                 for name, tensor in out.tensors.items():
@@ -88,7 +109,9 @@ class Optimizer(toys.Training):
     def test_decay_comes_once_a_step(self):
         """G2: not once a micro-batch, and not on ranks times over."""
         for ranks, micro in ((1, 8), (1, 1), (2, 1), (4, 2)):
-            out = self.train(tape([1], batch=8, micro=micro, lr=0.1, optimizer_={"weight_decay": 0.5}, **ADAMW), 16 * [0], ranks)
+            out = self.train(
+                tape([1], batch=8, micro=micro, lr=0.1, optimizer_={"weight_decay": 0.5}, **ADAMW), 16 * [0], ranks
+            )
             self.assert_near(out.weight, [0.95**2])
 
     def test_the_first_group_that_matches_wins(self):
@@ -109,8 +132,20 @@ class Optimizer(toys.Training):
 
     def test_ranks_hold_the_shards_of_one_optimizer(self):
         """D4: a language model in fp64 on 1, 2, 3 ranks, AdamW, clip, decay, groups: the same weights after 6 steps."""
-        job = gpt(batch=6, micro=2, steps=6, compute="fp64", lr=0.01, optimizer="adamw", model_={"bias": False, "dropout": 0.1},
-                  optimizer_={"weight_decay": 0.1, "clip_norm": 0.5, "groups": [{"match": "wpe.*", "lr": 0.1, "weight_decay": 0.2}]})
+        job = gpt(
+            batch=6,
+            micro=2,
+            steps=6,
+            compute="fp64",
+            lr=0.01,
+            optimizer="adamw",
+            model_={"bias": False, "dropout": 0.1},
+            optimizer_={
+                "weight_decay": 0.1,
+                "clip_norm": 0.5,
+                "groups": [{"match": "wpe.*", "lr": 0.1, "weight_decay": 0.2}],
+            },
+        )
         reference = self.train(job, tokens(8 * 30 + 1)).tensors
         for ranks in (2, 3):
             found = self.train(job, tokens(8 * 30 + 1), ranks).tensors

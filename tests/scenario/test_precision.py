@@ -1,4 +1,5 @@
 """What is wide stays wide: accumulator, master parameters, reduction, counts (cases 30, 31; F1–F3)."""
+
 import numpy
 
 import harness
@@ -68,9 +69,12 @@ class Precision(toys.Training):
 
     def test_every_type_takes_the_step_of_fp32_to_its_rounding(self):
         """30-6: one SGD step of a language model: direction and length against fp64, in all types and splits."""
+
         def step(compute, micro, ranks):
             scale = 1024 if compute == "fp16" else None
-            return flat(self.train(gpt(batch=8, micro=micro, steps=1, width=16, compute=compute, scale=scale, lr=0.1), data, ranks))
+            return flat(
+                self.train(gpt(batch=8, micro=micro, steps=1, width=16, compute=compute, scale=scale, lr=0.1), data, ranks)
+            )
 
         data = tokens(8 * 8 + 1)
         start = flat(self.train(gpt(batch=8, micro=8, steps=1, width=16, compute="fp64", lr=0), data))

@@ -1,4 +1,5 @@
 """The learning rate follows applied steps, and nothing else (cases 08, 09; I1, I2)."""
+
 import math
 
 import harness
@@ -39,8 +40,21 @@ class Schedule(toys.Training):
 
     def test_cosine_reaches_the_minimum_and_stays_there(self):
         """09-1, 09-3: 15 updates of a schedule of 10."""
-        wanted = [3.33333e-4, 6.66667e-4, 1e-3, 9.65746e-4, 8.68198e-4, 7.22208e-4, 5.5e-4, 3.77792e-4, 2.31802e-4, 1.34254e-4] + 5 * [1e-4]
-        out = self.train(tape(steps=15, lr=1e-3, schedule={"type": "cosine", "warmup": 2, "total": 10, "minimum": 1e-4}), [1])
+        wanted = [
+            3.33333e-4,
+            6.66667e-4,
+            1e-3,
+            9.65746e-4,
+            8.68198e-4,
+            7.22208e-4,
+            5.5e-4,
+            3.77792e-4,
+            2.31802e-4,
+            1.34254e-4,
+        ] + 5 * [1e-4]
+        out = self.train(
+            tape(steps=15, lr=1e-3, schedule={"type": "cosine", "warmup": 2, "total": 10, "minimum": 1e-4}), [1]
+        )
         self.assert_close(out.column("lr"), wanted, 3e-6)
         self.assert_near(out.weight, [-sum(wanted)], 1e-8)
 
@@ -69,8 +83,13 @@ class Schedule(toys.Training):
     def test_a_group_follows_with_its_own_rate(self):
         """The minimum scales with the group's lr: half of everything."""
         model = {"type": "linear", "inputs": 1, "init": {"values": {"weight": [0], "bias": [0]}}}
-        job = toys.job_of(model, steps=3, lr=0.2, optimizer_={"groups": [{"match": "bias", "lr": 0.1}]},
-                          schedule={"type": "linear", "total": 2, "minimum": 0.1})
+        job = toys.job_of(
+            model,
+            steps=3,
+            lr=0.2,
+            optimizer_={"groups": [{"match": "bias", "lr": 0.1}]},
+            schedule={"type": "linear", "total": 2, "minimum": 0.1},
+        )
         w = b = 0.0
         for lr in (0.2, 0.15, 0.1):
             error = w + b - 1

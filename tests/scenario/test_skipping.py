@@ -1,4 +1,5 @@
 """A gradient that is not finite, anywhere: everybody skips, nothing moves, the culprit is named (cases 11, 12; B3, B6, B8, C4)."""
+
 import harness
 import toys
 from toys import tape
@@ -19,7 +20,9 @@ class Skipping(toys.Training):
     def test_a_skip_keeps_momentum(self):
         """d = 1 and 1 + ½, with a skip between them or not."""
         for rows in ([1, 1], [1, INF, 1], [INF, NAN, 1, INF, 1]):
-            out = self.train(tape(compute="bf16", optimizer_={"momentum": 0.5}, precision_={"nonfinite_stop_after": 9}), rows)
+            out = self.train(
+                tape(compute="bf16", optimizer_={"momentum": 0.5}, precision_={"nonfinite_stop_after": 9}), rows
+            )
             self.assertEqual(out.weight[0], -2.5)
 
     def test_ranks_never_disagree(self):
@@ -28,7 +31,9 @@ class Skipping(toys.Training):
             for culprit in (0, ranks - 1):
                 for bad in (INF, -INF, NAN):
                     rows = [bad if rank == culprit else 1 for rank in range(ranks)] + ranks * [2]
-                    out = self.train(tape([0, 0, 0], batch=ranks, compute="fp16", scale=16), [(1, 1, row, 1) for row in rows], ranks)
+                    out = self.train(
+                        tape([0, 0, 0], batch=ranks, compute="fp16", scale=16), [(1, 1, row, 1) for row in rows], ranks
+                    )
                     self.assertEqual((out.verdicts(), out.column("loss_scale")), ("SA", [16, 8]))
                     self.assert_close(out.weight, [-1, -2, -1], 1e-3)
                     self.assertEqual(out.steps[0]["nonfinite"]["rank"], culprit)
@@ -37,7 +42,13 @@ class Skipping(toys.Training):
         """B6: the step after the skip reads the next rows; the counters say so."""
         out = self.train(tape(batch=2, compute="fp16", scale=2), [INF, 1, 3, 5, 7, 9], 2)
         self.assertEqual((out.column("grad_norm"), out.column("tokens_seen")), ([None, 4, 8], [2, 4, 6]))
-        for key, counts in (("step", [1, 2, 3]), ("optimizer_steps", [0, 1, 2]), ("skipped_steps", [1, 1, 1]), ("scheduler_steps", [0, 1, 2]), ("empty_steps", [0, 0, 0])):
+        for key, counts in (
+            ("step", [1, 2, 3]),
+            ("optimizer_steps", [0, 1, 2]),
+            ("skipped_steps", [1, 1, 1]),
+            ("scheduler_steps", [0, 1, 2]),
+            ("empty_steps", [0, 0, 0]),
+        ):
             self.assertEqual(out.column(key), counts)
         self.assertEqual(out.column("reason"), ["overflow", None, None])
         self.assertEqual([step["collectives"]["all_gather"] for step in out.steps], [0, 1, 1])
@@ -57,7 +68,13 @@ class Skipping(toys.Training):
         """11-5, C4: NaN in every step."""
         for compute in ("bf16", "fp32", "fp64"):
             for limit, ranks in ((1, 1), (2, 2), (3, 1)):
-                job = tape(steps=9, batch=2, compute=compute, precision_={"nonfinite_stop_after": limit}, schedule={"type": "linear"})
+                job = tape(
+                    steps=9,
+                    batch=2,
+                    compute=compute,
+                    precision_={"nonfinite_stop_after": limit},
+                    schedule={"type": "linear"},
+                )
                 out = self.train(job, [1, NAN], ranks, expect=76)
                 self.assertEqual(out.verdicts(), (limit - 1) * "S" + "F")
                 self.assertEqual(out.column("lr"), limit * [1])
@@ -85,11 +102,16 @@ class Skipping(toys.Training):
             blame = out.steps[0]["nonfinite"]
             micro_batches = -(-8 // micro)
             owners = [rank for rank in range(ranks) for _ in range(micro_batches // ranks + (rank < micro_batches % ranks))]
-            self.assertEqual((blame["rank"], blame["tensor"], blame["micro_batch"]), (owners[bad // micro], "weight", bad // micro))
+            self.assertEqual(
+                (blame["rank"], blame["tensor"], blame["micro_batch"]), (owners[bad // micro], "weight", bad // micro)
+            )
             lines = toys.csv_text(tape([0]), rows).splitlines(keepends=True)
-            offsets = [sum(map(len, lines[:1 + i])) for i in range(8)]
+            offsets = [sum(map(len, lines[: 1 + i])) for i in range(8)]
             first = bad // micro * micro
-            self.assertEqual(blame["sequences"], [{"index": i, "file": "data", "offset": offsets[i]} for i in range(first, min(first + micro, 8))])
+            self.assertEqual(
+                blame["sequences"],
+                [{"index": i, "file": "data", "offset": offsets[i]} for i in range(first, min(first + micro, 8))],
+            )
 
     def test_of_several_culprits_the_lowest_rank_is_named(self):
         out = self.train(tape(batch=4, compute="fp32"), [1, 1, INF, NAN], 4)

@@ -5,6 +5,7 @@ LIN1    ŷ = w·x, loss ½(ŷ−y)²: at w = 0 the gradient is −x·y
 BIAS2   two classes with nothing but a bias (0, ln 3): the losses are ln 4 for class 0 and ln 4/3 for class 1, and ∂/∂b₀ is −¾, +¼
 ZERO-LM gpt whose head is zero: every token's loss is ln V
 """
+
 import copy
 import json
 import math
@@ -30,7 +31,7 @@ def read_safetensors(path):
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         assert entry["data_offsets"][0] == end, f"{name} leaves a gap"
         end = entry["data_offsets"][1]
-        values = numpy.frombuffer(data[entry["data_offsets"][0]:end], TYPES[entry["dtype"]])
+        values = numpy.frombuffer(data[entry["data_offsets"][0] : end], TYPES[entry["dtype"]])
         tensors[name] = values.reshape(entry["shape"])
     assert end == len(data)
     return tensors
@@ -44,7 +45,8 @@ class Outcome:
         records = harness.read_log(directory)
         self.header = records[0] if records else None
         self.steps, self.events, self.evaluations, self.ends = (
-            [record for record in records if record["type"] == kind] for kind in ("step", "event", "eval", "end"))
+            [record for record in records if record["type"] == kind] for kind in ("step", "event", "eval", "end")
+        )
         with open(os.path.join(directory, "log.jsonl")) as file:
             self.log_text = file.read()
         with open(os.path.join(directory, "result.json")) as file:
@@ -60,7 +62,9 @@ class Outcome:
         return [step[key] for step in self.steps]
 
     def verdicts(self):
-        return "".join({"apply": "A", "skip": "S", "empty": "E", "fail": "F"}[verdict] for verdict in self.column("verdict"))
+        return "".join(
+            {"apply": "A", "skip": "S", "empty": "E", "fail": "F"}[verdict] for verdict in self.column("verdict")
+        )
 
     def without_seconds(self):
         """The log as it is in every run of the same job."""
@@ -96,7 +100,9 @@ class Training(harness.Scenario):
         numpy.testing.assert_allclose(found, wanted, rtol=ratio, atol=0, equal_nan=False)
 
 
-def job_of(model, *, steps=None, epochs=None, batch=1, micro=1, lr=1, optimizer="sgd", compute="fp32", scale=None, **sections):
+def job_of(
+    model, *, steps=None, epochs=None, batch=1, micro=1, lr=1, optimizer="sgd", compute="fp32", scale=None, **sections
+):
     """A job in few words. Keyword sections replace or complete whole sections: batch_=, optimizer_=, schedule=…"""
     job = {
         "job": {"name": "toy", **({"steps": steps} if steps else {"epochs": epochs or 1})},
@@ -131,7 +137,15 @@ def bias2(**keys):
 
 
 def gpt(vocab=65, context=8, width=8, layers=1, heads=2, model_=None, **keys):
-    model = {"type": "gpt", "layers": layers, "heads": heads, "width": width, "context": context, "vocab": vocab, **(model_ or {})}
+    model = {
+        "type": "gpt",
+        "layers": layers,
+        "heads": heads,
+        "width": width,
+        "context": context,
+        "vocab": vocab,
+        **(model_ or {}),
+    }
     job = job_of(model, **keys)
     job["data"].update(format="bytes")
     return job
@@ -165,13 +179,16 @@ def csv_text(job, rows):
 
 def cut(rows, batch, micro):
     """Global batches of one epoch, each a list of micro-batches."""
-    batches = [rows[i:i + batch] for i in range(0, len(rows), batch)]
-    return [[one[i:i + micro] for i in range(0, len(one), micro)] for one in batches]
+    batches = [rows[i : i + batch] for i in range(0, len(rows), batch)]
+    return [[one[i : i + micro] for i in range(0, len(one), micro)] for one in batches]
 
 
 def average(micro_batches, weighting="token"):
     """The gradient (and, with w for g, the loss) of one global batch of tape, by definition; None: it is empty."""
-    sums = [(sum(row[0] for row in part), sum(row[0] * numpy.array(row[1:], float) for row in part if row[0])) for part in micro_batches]
+    sums = [
+        (sum(row[0] for row in part), sum(row[0] * numpy.array(row[1:], float) for row in part if row[0]))
+        for part in micro_batches
+    ]
     sums = [(weight, total) for weight, total in sums if weight]
     if not sums:
         return None
