@@ -1,0 +1,46 @@
+"""Memory depends on b, what a rank holds at a time, and not on B: more micro-batches take more time and nothing else (L2)."""
+import os
+import re
+import signal
+
+import harness
+
+
+def peak(pid):
+    """Bytes of anonymous memory at its highest: all memory but the pages of files and of shared memory."""
+    kilobytes = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", harness.read_proc(pid, "status"), re.M)}
+    return 1024 * (kilobytes["VmHWM"] - kilobytes["RssFile"] - kilobytes["RssShmem"])
+
+
+class Memory(harness.Scenario):
+    def peaks(self, micro, accumulate, ranks, compute="fp32"):
+        """Of every rank, once it has run whole steps."""
+        model = {"type": "gpt", "layers": 2, "heads": 4, "width": 64, "context": 64, "dropout": 0.1}
+        batch = {"global": micro * accumulate * ranks, "micro": micro}
+        job, text = harness.gpt(steps=10**9, model=model, batch=batch, precision={"compute": compute})
+        self.write("text.txt", 4 * text)
+        running = self.start(job, ranks, output=f"{micro}-{accumulate}-{ranks}-{compute}").until_step(2, limit=120)
+        self.assertEqual(running.log("header")[0]["accumulate"], [accumulate] * ranks)
+        pids = running.ranks()
+        found = [peak(pids[rank]) for rank in range(ranks)]
+        os.kill(pids[ranks - 1], signal.SIGKILL)
+        running.wait()
+        return found
+
+    def check_same(self, found, wanted):
+        for rank, (one, other) in enumerate(zip(found, wanted)):
+            self.assertLess(abs(one / other - 1), 0.01, (rank, found, wanted))
+
+    def test_sixteen_micro_batches_take_the_memory_of_one(self):
+        one = self.peaks(micro=8, accumulate=1, ranks=1)
+        self.check_same(self.peaks(micro=8, accumulate=16, ranks=1), one)
+        twice = self.peaks(micro=16, accumulate=1, ranks=1)
+        self.assertGreater(twice[0], 1.2 * one[0])  # b is what counts
+
+    def test_on_two_ranks_in_fp16_too(self):
+        one = self.peaks(micro=8, accumulate=1, ranks=2, compute="fp16")
+        self.check_same(self.peaks(micro=8, accumulate=16, ranks=2, compute="fp16"), one)
+
+
+if __name__ == "__main__":
+    harness.main()
