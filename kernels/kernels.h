@@ -9,8 +9,9 @@
  * every result of type compute is rounded once, when it is stored (so fp16 overflows to infinity beyond 65504).
  *
  * Shapes are row-major. Buffers are the caller's and do not overlap unless a parameter says so. Kernels keep no state
- * but scratch memory; same inputs, shapes and thread count give the same bits. No kernel fails: sizes are checked by
- * the caller, memory is taken in kernels_open. A target or row of weight 0 is skipped, never multiplied.
+ * but scratch memory, so one `struct kernels` serves one caller at a time; same inputs, shapes and thread count give the
+ * same bits. No kernel fails: sizes are checked by the caller, scratch memory is taken in kernels_open and does not
+ * depend on shapes; a call of size 0 does nothing. A target or row of weight 0 is skipped, never multiplied.
  */
 #ifndef GACC_KERNELS_H
 #define GACC_KERNELS_H
@@ -44,7 +45,7 @@ struct linear_shape {
 };
 
 /* Causal self-attention of `batch` sequences: qkv [batch, context, 3·heads·head_size] as GPT-2 packs it (all q, all k,
- * all v; head h holds columns h·head_size …). */
+ * all v; head h holds columns h·head_size …). head_size at most 2048. */
 struct attention_shape {
     size_t batch, context, heads, head_size;
 };
@@ -90,8 +91,7 @@ struct kernels;
 
 struct kernels_options {
     enum dtype compute_type;
-    int threads;          /* for arithmetic, ≥ 1 */
-    size_t scratch_bytes; /* 0: the backend grows its scratch on first use of a shape and keeps it */
+    int threads; /* for arithmetic, ≥ 1 */
 };
 
 /* Open a backend; NULL when out of memory. `kernels_close(NULL)` is allowed. */
@@ -151,7 +151,8 @@ struct kernel_table {
     /* --- losses --------------------------------------------------------------------------------------------- */
     /* logits [rows, stride], of which the first `classes` columns count. *loss_sum += Σ weight·ℓ (double; weight [rows] double).
      * With seed (wide, [rows]: S·averaging·weight) not NULL the logits are replaced by their gradient (p − onehot)·seed, columns
-     * classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. */
+     * classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. A row one of whose logits is not finite has a
+     * NaN loss and gradient: what overflowed is not taken for a probability of 0. */
     void (*cross_entropy)(struct kernels *, compute *logits, const int32_t *target, const double *weight, const wide *seed,
                           size_t rows, size_t classes, size_t stride, double *loss_sum);
     /* prediction, target [rows, outputs] (target double). ℓ = factor·Σ(ŷ−y)² per row (½: half_mse, 1/outputs: mse). gradient

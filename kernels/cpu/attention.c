@@ -131,12 +131,12 @@ static void score_product(const struct head *head, const struct pair *p, struct 
 /* Dropout factors as the scores stand; they are drawn along the keys. */
 static void draw_factors(const struct head *head, const struct query_block *q, const struct pair *p, real *factors)
 {
-    real row[KEYS];
+    real drawn[QUERIES * KEYS];
     for (size_t i = p->column; i < p->columns; i++) {
         const uint64_t first = head->first_element + (q->first + i) * head->context + p->key;
-        dropout_factors(row, head->dropout, head->sequence, first, p->keys);
-        for (size_t j = 0; j < p->keys; j++) factors[j * QUERIES + i] = row[j];
+        dropout_factors(drawn + (i - p->column) * KEYS, head->dropout, head->sequence, first, p->keys);
     }
+    transpose(factors + p->column, QUERIES, (struct matrix){drawn, KEYS}, p->columns - p->column, p->keys, 1);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */

@@ -8,11 +8,6 @@
 
 #define PANEL CPU_PANEL_REALS
 
-static size_t at_least_1(size_t n)
-{
-    return n > 0 ? n : 1;
-}
-
 /* y[rows,n] = finish(a[rows,k]·b), b [k,n], or [n,k] when transposed. */
 struct rows_product {
     size_t n, k;
@@ -30,18 +25,15 @@ struct panels {
     size_t rows, n, k;
 };
 
-/* Where the operands are used as they are only rows are cut: few enough for the result to stay in the cache, enough to
- * pay for BLAS's packing of b. */
-static struct panels choose_panels(const struct rows_product *p, size_t rows)
+/* Rows: few enough for the result to stay in the cache until it is finished, enough to pay for BLAS's packing of b.
+ * Operands that are used as they are need no other cuts, and none at all when there is nothing to finish. */
+static struct panels choose_panels(const struct rows_product *p)
 {
-    if (ELEMENT_IS_REAL) {
-        const bool finishes = p->bias || p->activation != ACTIVATE_NONE;
-        const size_t cached = ((size_t)1 << 17) / p->n;
-        return (struct panels){finishes ? (cached > 256 ? cached : 256) : at_least_1(rows), p->n, p->k};
-    }
-    const size_t k = smaller(p->k, 1024);
-    const size_t n = smaller(p->n, smaller(1024, PANEL / k));
-    return (struct panels){PANEL / (k > n ? k : n), n, k};
+    if (ELEMENT_IS_REAL && !p->bias && p->activation == ACTIVATE_NONE) return (struct panels){SIZE_MAX, p->n, p->k};
+    const size_t k = ELEMENT_IS_REAL ? p->k : smaller(p->k, 1024);
+    const size_t n = ELEMENT_IS_REAL ? p->n : smaller(p->n, smaller(1024, PANEL / k));
+    const size_t fits = ELEMENT_IS_REAL ? SIZE_MAX : PANEL / k, cached = ((size_t)1 << 17) / n;
+    return (struct panels){cached > 256 ? smaller(cached, fits) : 256, n, k};
 }
 
 /* Store `count` values of row r from column c on. */
@@ -110,13 +102,14 @@ static void multiply_panel(const struct rows_product *p, const struct panels *si
 
 static void multiply_rows(const struct rows_product *p, real *scratch, size_t begin, size_t end)
 {
-    const struct panels size = choose_panels(p, end - begin);
+    const struct panels size = choose_panels(p);
     const bool b_fits = !ELEMENT_IS_REAL && size.k >= p->k;
     for (size_t column = 0; column < p->n; column += size.n) {
         const size_t columns = smaller(size.n, p->n - column);
-        for (size_t row = begin; row < end; row += size.rows) {
+        for (size_t row = begin, rows; row < end; row += rows) {
+            rows = smaller(size.rows, end - row);
             const bool keep_b = b_fits && row > begin;
-            multiply_panel(p, &size, scratch, keep_b, row, smaller(size.rows, end - row), column, columns);
+            multiply_panel(p, &size, scratch, keep_b, row, rows, column, columns);
         }
     }
 }

@@ -29,7 +29,8 @@ static inline struct matrix pack_panel(real *panel, const element *in, size_t st
     for (size_t r = 0; r < rows; r++) {
         real *row = panel + r * columns;
         const real *values = widen(row, in + r * stride, columns);
-        if (ELEMENT_IS_REAL) memcpy(row, values, columns * sizeof *row);
+        if (!ELEMENT_IS_REAL) continue;
+        SIMD for (size_t c = 0; c < columns; c++) row[c] = values[c];
     }
     return (struct matrix){panel, columns};
 }
