@@ -20,8 +20,10 @@
 static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coordinator_note) <= PIPE_BUF,
               "written to the pipe whole");
 
-#define OPERATORS_MAX 64         /* connections beside the ranks' */
-#define LINGER_MILLISECONDS 3000 /* the ranks' time to go once rank 0's process is gone */
+#define OPERATORS_MAX 64 /* connections beside the ranks' */
+/* Once rank 0's process is gone: the ranks' time to go, and the watchers' to read the last steps. */
+#define LINGER_MILLISECONDS 3000
+#define WATCHERS_LINGER_MILLISECONDS 1000
 
 static const struct rpc_method methods[] = {
     {"/gacc.v1.Workers/Join", join_begin, join_message, NULL, join_gone},
@@ -129,8 +131,11 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coordinator *coordinator = timer->data;
     workers_check_silence(coordinator);
-    const bool over = workers_all_gone(coordinator) || uv_now(&coordinator->loop) >= coordinator->end_by;
-    if (coordinator->rank_0_gone && over) uv_stop(&coordinator->loop);
+    if (!coordinator->rank_0_gone) return;
+    const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
+    const bool ranks = !workers_all_gone(coordinator) && waited < LINGER_MILLISECONDS;
+    const bool watchers = coordinator->watchers && waited < WATCHERS_LINGER_MILLISECONDS;
+    if (!ranks && !watchers) uv_stop(&coordinator->loop);
 }
 
 /* End of file; before it, perhaps, why rank 0 ends early: a struct error. */
@@ -145,7 +150,7 @@ static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
     if (length >= 0) return;
     uv_read_stop(life);
     coordinator->rank_0_gone = true;
-    coordinator->end_by = uv_now(&coordinator->loop) + LINGER_MILLISECONDS;
+    coordinator->gone_since = uv_now(&coordinator->loop);
     workers_lose(coordinator, 0, "its process ended");
     uv_timer_start(&coordinator->tick, on_tick, 0, 5);
 }

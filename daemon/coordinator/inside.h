@@ -37,7 +37,7 @@ struct coordinator {
     bool log_failed;
     bool concluded;         /* result.json is written, farewells are out */
     bool rank_0_gone;       /* the end of the process begins */
-    uint64_t end_by;        /* uv_now, with rank_0_gone: waits no longer for the others */
+    uint64_t gone_since;    /* uv_now, with rank_0_gone */
     uint64_t next_progress; /* uv_now */
 };
 
