@@ -74,12 +74,21 @@ int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, ui
     return rules->has_scaler ? scale_rules(&rules->scale, job->precision->loss_scale, error) : 0;
 }
 
+/* Until so many tokens are consumed: an epoch's short last batch counts for what it holds. */
+static uint64_t steps_for_tokens(uint64_t tokens, const struct job_rules *rules)
+{
+    const struct plan_rules *plan = &rules->plan;
+    uint64_t steps_per_epoch = plan_steps_per_epoch(plan);
+    uint64_t sequences = plan->drop_tail ? steps_per_epoch * plan->global : plan->sequences;
+    uint64_t per_epoch = sequences * rules->tokens_per_sequence, per_step = plan->global * rules->tokens_per_sequence;
+    uint64_t rest = tokens % per_epoch;
+    return tokens / per_epoch * steps_per_epoch + rest / per_step + (rest % per_step != 0);
+}
+
 static uint64_t total_steps(const Gacc__V1__JobSection *job, const struct job_rules *rules)
 {
     if (job->epochs != 0) return job->epochs * plan_steps_per_epoch(&rules->plan);
-    if (job->steps != 0) return job->steps;
-    uint64_t tokens_per_step = rules->plan.global * rules->tokens_per_sequence;
-    return job->tokens / tokens_per_step + (job->tokens % tokens_per_step != 0);
+    return job->steps != 0 ? job->steps : steps_for_tokens(job->tokens, rules);
 }
 
 int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint64_t train_sequences,

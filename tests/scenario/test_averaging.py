@@ -252,9 +252,12 @@ class Averaging(toys.Training):
                 self.assertEqual(out.result["tokens_seen"], epochs * (rows - (rows % (micro * k) if tail == "drop" else 0)))
 
     def test_tokens_become_steps(self):
-        job = tape(batch=4, lr=0)
-        job["job"] = {"tokens": 21}
-        self.assertEqual(len(self.train(job, 7 * [1]).steps), 6)  # 4 + 3, 4 + 3, 4, 3
+        """Epochs of 4 and 3 rows: steps until so many are consumed, short tails counted for what they hold."""
+        for asked, steps, seen in ((1, 1, 4), (7, 2, 7), (8, 3, 11), (14, 4, 14), (20, 6, 21), (21, 6, 21), (22, 7, 25)):
+            job = tape(batch=4, lr=0)
+            job["job"] = {"tokens": asked}
+            out = self.train(job, 7 * [1])
+            self.assertEqual((len(out.steps), out.result["tokens_seen"]), (steps, seen))
 
     def test_lr_is_never_multiplied_by_k(self):
         """A8: the same B through any (b, K, N) has the same lr; linear scaling multiplies once by B / base."""

@@ -225,6 +225,33 @@ static void tokens_become_steps_rounded_up(void **unused)
     finish(&w, 0);
 }
 
+/* 10 sequences of 8 targets in batches of 4: epochs of 32, 32, 16; 150 are 80 + 32 + 32 + 6, so a sixth step is needed.
+ */
+static void a_short_last_batch_counts_for_the_tokens_it_holds(void **unused)
+{
+    (void)unused;
+    static const struct {
+        bool drop;
+        uint64_t tokens, steps, seen;
+    } rows[] = {{false, 150, 6, 160}, {false, 144, 5, 144}, {false, 81, 4, 112}, {false, 80, 3, 80},
+                {false, 65, 3, 80},   {true, 150, 5, 160},  {true, 128, 4, 128}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct world w;
+        make(&w, 1, GACC__V1__COMPUTE__COMPUTE_FP32);
+        w.section.steps = 0;
+        w.section.tokens = rows[i].tokens;
+        w.batch.tail = rows[i].drop ? GACC__V1__TAIL__TAIL_DROP : GACC__V1__TAIL__TAIL_FLUSH;
+        w.targets = 8;
+        w.sequences = 10;
+        start(&w);
+        uint64_t steps = 0;
+        for (; !w.over; steps++) step(&w, NULL);
+        assert_int_equal(steps, rows[i].steps);
+        assert_int_equal(w.records[0].step.counters.tokens_seen, rows[i].seen);
+        finish(&w, 0);
+    }
+}
+
 static void skipped_attempts_come_on_top_of_the_steps(void **unused)
 {
     (void)unused;
@@ -563,6 +590,7 @@ int main(void)
         cmocka_unit_test(each_epoch_needs_weight_of_its_own),
         cmocka_unit_test(a_job_by_epochs_ends_with_its_data),
         cmocka_unit_test(tokens_become_steps_rounded_up),
+        cmocka_unit_test(a_short_last_batch_counts_for_the_tokens_it_holds),
         cmocka_unit_test(skipped_attempts_come_on_top_of_the_steps),
         cmocka_unit_test(without_a_scaler_three_non_finite_steps_in_a_row_end_the_job_with_76),
         cmocka_unit_test(permanent_overflow_lies_at_the_minimum_and_ends_with_76),
