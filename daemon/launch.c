@@ -30,6 +30,7 @@ struct launch {
     struct comm *comm;
 
     /* rank 0 */
+    bool has_terminal; /* somebody sees stdout */
     struct coordinator_link coordinator;
     struct leftovers leftovers;
     pthread_t note_reader;
@@ -85,7 +86,7 @@ static int start_coordinator(struct launch *launch, struct error *error)
         .ranks = launch->place.ranks,
         .one_host = launch->place.one_host,
         .fresh = launch->options->fresh,
-        .progress = place_has_terminal(&launch->place),
+        .progress = launch->has_terminal,
     };
     struct leftovers *leftovers = &options.leftovers;
     snprintf(leftovers->shared_memory, sizeof leftovers->shared_memory, "%s", launch->shared_memory);
@@ -106,6 +107,7 @@ static int start_coordinator(struct launch *launch, struct error *error)
 
 static int prepare_job(struct launch *launch, struct error *error)
 {
+    launch->has_terminal = place_has_terminal(&launch->place);
     int status = job_load(&launch->job, launch->options->job_path, &launch->options->overrides, stderr, error);
     if (!status) status = job_check_ranks(launch->job, launch->place.ranks, error);
     if (!status) status = start_coordinator(launch, error);
@@ -332,6 +334,9 @@ int launch_run(const struct launch_options *options)
     if (launch.place.launched) MPI_Finalize();
     if (is_first && !launch.finished) end_coordinator(&launch, NULL);
     if (is_first && launch.finished) leftovers_remove(&launch.leftovers);
+    if (!status && is_first && launch.has_terminal)
+        printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
+               launch.job->job->output);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
     return is_first ? -status : 0; /* the others end first, and with 0, so that the launcher returns rank 0's status */
 }
