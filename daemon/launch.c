@@ -195,10 +195,16 @@ static void on_lost(void *context, const struct error *error)
 
 /* ---- a rank's work ---- */
 
+/* While the coordinator's answer is awaited, another rank may still need bytes of the last collective from here. */
+static void on_idle(void *context)
+{
+    comm_progress(((const struct launch *)context)->comm);
+}
+
 /* The addresses one after the other: the first that answers. */
 static int open_control(struct launch *launch, struct control **control, struct error *error)
 {
-    const struct control_client_events events = {on_lost, on_farewell, launch};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, launch};
     const double timeout = launch->job->control->timeout_seconds;
     char list[sizeof launch->addresses], *rest;
     snprintf(list, sizeof list, "%s", launch->addresses);

@@ -119,6 +119,11 @@ int comm_barrier(struct comm *comm, struct error *error)
     return comm->class->barrier(comm, error);
 }
 
+void comm_progress(struct comm *comm)
+{
+    if (comm->class->progress) comm->class->progress(comm);
+}
+
 void comm_abort(struct comm *comm, int status)
 {
     comm->class->abort(comm, status);

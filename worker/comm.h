@@ -58,6 +58,7 @@ struct comm_class {
     int (*broadcast)(struct comm *, void *bytes, uint64_t count, uint32_t root,
                      struct error *);                                   /* counted as control */
     int (*barrier)(struct comm *, struct error *);                      /* counted as control */
+    void (*progress)(struct comm *);                                    /* NULL: goes on by itself */
     void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread; ends the job */
     void (*close)(struct comm *);
 };
@@ -71,6 +72,10 @@ int comm_all_gather(struct comm *comm, const struct shard_map *map, compute *par
 /* Counted as control: never part of an optimizer step. */
 int comm_broadcast(struct comm *comm, void *bytes, uint64_t count, uint32_t root, struct error *error);
 int comm_barrier(struct comm *comm, struct error *error);
+/* Moves what is still under way. A collective that has returned here may have left bytes behind that another rank waits
+ * for, and MPI moves bytes only while it is called: whoever waits for anything but a collective calls this meanwhile.
+ * Communicates nothing new and is not counted. */
+void comm_progress(struct comm *comm);
 __attribute__((noreturn)) void comm_abort(struct comm *comm, int status);
 void comm_close(struct comm *comm);
 

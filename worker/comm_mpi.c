@@ -81,6 +81,12 @@ static int mpi_barrier(struct comm *comm, struct error *error)
     return mpi_error(comm, MPI_Barrier(((struct comm_mpi *)comm)->world), "MPI_Barrier", error);
 }
 
+static void mpi_progress(struct comm *comm)
+{
+    int found;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, ((struct comm_mpi *)comm)->world, &found, MPI_STATUS_IGNORE);
+}
+
 /* MPI_Abort ends all ranks of the job; should it return, this process still ends. */
 __attribute__((noreturn)) static void mpi_abort(struct comm *comm, int status)
 {
@@ -134,6 +140,7 @@ int comm_open_mpi(struct comm **out, struct error *error)
         .all_gather = mpi_all_gather,
         .broadcast = mpi_broadcast,
         .barrier = mpi_barrier,
+        .progress = mpi_progress,
         .abort = mpi_abort,
         .close = mpi_close,
     };

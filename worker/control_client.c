@@ -18,6 +18,7 @@
 #include "worker/control_connect.h"
 
 #define STATE_INTERVAL_MS 50
+#define IDLE_INTERVAL_NS 1000000
 #define HEARTBEAT_MS 1000
 #define READ_SIZE (64u << 10)
 #define OUTBOX_MAX RPC_MESSAGE_MAX
@@ -373,13 +374,31 @@ static int post(struct control_client *client, const worker_message *message, en
     return result;
 }
 
+/* For an answer, or the end. The lock is held. */
+static void wait_for_change(struct control_client *client)
+{
+    if (client->events.idle == NULL) {
+        pthread_cond_wait(&client->changed, &client->lock);
+        return;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += IDLE_INTERVAL_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    if (pthread_cond_clockwait(&client->changed, &client->lock, CLOCK_MONOTONIC, &until) != ETIMEDOUT) return;
+    pthread_mutex_unlock(&client->lock);
+    client->events.idle(client->events.context);
+    pthread_mutex_lock(&client->lock);
+}
+
 static int exchange(struct control_client *client, const worker_message *message, enum awaited awaited,
                     coordinator_message **answer, struct error *error)
 {
     int result = post(client, message, awaited, error);
     if (result != 0) return result;
     pthread_mutex_lock(&client->lock);
-    while (client->answer == NULL && !client->over) pthread_cond_wait(&client->changed, &client->lock);
+    while (client->answer == NULL && !client->over) wait_for_change(client);
     *answer = client->answer;
     client->answer = NULL;
     if (*answer == NULL) result = error_set(error, client->end.status, "%s", client->end.text);

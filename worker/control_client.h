@@ -24,11 +24,13 @@ struct control_client_events {
     /* A farewell nobody waited for: another process is gone. Called once, on the control thread, before a blocked
      * caller returns the farewell's negated status. Need not return. */
     void (*farewell)(void *context, const Gacc__V1__Farewell *farewell);
+    /* Again and again, on the caller's thread, while it waits for an answer. May be NULL. */
+    void (*idle)(void *context);
     void *context;
 };
 
 /* address: unix:PATH or tcp://HOST:PORT. timeout_seconds: for connecting, and for the coordinator's silence later. The
- * events are copied; both callbacks are required. Fails with 69 when the coordinator cannot be reached. */
+ * events are copied; lost and farewell are required. Fails with 69 when the coordinator cannot be reached. */
 int control_client_open(struct control **out, const char *address, const uint8_t secret[CONTROL_SECRET], uint32_t rank,
                         double timeout_seconds, const struct control_client_events *events, struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */

@@ -30,6 +30,7 @@ bool evaluate(struct session *session, Gacc__V1__Evaluation *result)
         }
         result->weight += session->batch->weight_sum;
         if (session->batch->weight_sum > 0) model_forward(session->model, &pass, session->activations);
+        comm_progress(session->comm);
     }
     result->loss_sum = pass.loss_sum;
     result->sequences = end - first;

@@ -74,6 +74,7 @@ static int accumulate(struct session *session, struct step *step, struct error *
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
         plant_parameter_write(session, step);
+        comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);
     }
     return session_enter(session, STATE(MAYBE_OVERFLOW_SIGNAL), error);

@@ -274,7 +274,7 @@ static int line_open(struct line *line, enum behaviour behaviour, int (*listen_o
 {
     memset(line, 0, sizeof *line);
     server_start(&line->server, behaviour, listen_on);
-    const struct control_client_events events = {on_lost, on_farewell, &line->heard};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, &line->heard};
     return control_client_open(&line->control, line->server.address, line->server.secret, 1, timeout_seconds, &events,
                                &line->error);
 }
@@ -433,7 +433,7 @@ static void test_a_wrong_secret_is_told(void **state)
     (void)state;
     struct line line = {0};
     server_start(&line.server, OBLIGING, listen_unix);
-    const struct control_client_events events = {on_lost, on_farewell, &line.heard};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, &line.heard};
     const uint8_t wrong[CONTROL_SECRET] = {1};
     assert_int_equal(control_client_open(&line.control, line.server.address, wrong, 1, 5, &events, &line.error), 0);
     assert_int_equal(say_hello(&line), -STATUS_INTERNAL);
@@ -475,7 +475,7 @@ static void test_an_address_that_cannot_be_reached_is_named(void **state)
         {"http://x:1", "the coordinator's address http://x:1 is neither unix:PATH nor tcp://HOST:PORT"},
     };
     struct heard heard = {0};
-    const struct control_client_events events = {on_lost, on_farewell, &heard};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, &heard};
     const uint8_t secret[CONTROL_SECRET] = {0};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct control *control;
