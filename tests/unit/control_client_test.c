@@ -241,6 +241,7 @@ struct heard {
     char text[1024];
     uint32_t status;
     bool print, signals_blocked;
+    unsigned idled; /* on the caller's thread */
 };
 
 static void on_lost(void *context, const struct error *error)
@@ -262,6 +263,11 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     heard->farewells++;
 }
 
+static void on_idle(void *context)
+{
+    ((struct heard *)context)->idled++;
+}
+
 struct line {
     struct server server;
     struct heard heard;
@@ -274,7 +280,7 @@ static int line_open(struct line *line, enum behaviour behaviour, int (*listen_o
 {
     memset(line, 0, sizeof *line);
     server_start(&line->server, behaviour, listen_on);
-    const struct control_client_events events = {on_lost, on_farewell, NULL, &line->heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line->heard};
     return control_client_open(&line->control, line->server.address, line->server.secret, 1, timeout_seconds, &events,
                                &line->error);
 }
@@ -428,12 +434,24 @@ static void test_a_coordinator_that_falls_silent_is_lost_after_the_timeout(void 
     lost_with(SILENT_ON_REPORT, 0.3, "the coordinator is gone: it has not answered for 0.3 s");
 }
 
+/* Otherwise the bytes that other ranks need from this one would wait, too. */
+static void test_a_caller_that_waits_is_not_idle(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, SILENT_ON_REPORT, listen_unix, 0.3), 0);
+    assert_int_equal(say_hello(&line), 0);
+    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
+    assert_in_range(line.heard.idled, 3, 1000); /* about once a millisecond */
+    line_close(&line);
+}
+
 static void test_a_wrong_secret_is_told(void **state)
 {
     (void)state;
     struct line line = {0};
     server_start(&line.server, OBLIGING, listen_unix);
-    const struct control_client_events events = {on_lost, on_farewell, NULL, &line.heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line.heard};
     const uint8_t wrong[CONTROL_SECRET] = {1};
     assert_int_equal(control_client_open(&line.control, line.server.address, wrong, 1, 5, &events, &line.error), 0);
     assert_int_equal(say_hello(&line), -STATUS_INTERNAL);
@@ -475,7 +493,7 @@ static void test_an_address_that_cannot_be_reached_is_named(void **state)
         {"http://x:1", "the coordinator's address http://x:1 is neither unix:PATH nor tcp://HOST:PORT"},
     };
     struct heard heard = {0};
-    const struct control_client_events events = {on_lost, on_farewell, NULL, &heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &heard};
     const uint8_t secret[CONTROL_SECRET] = {0};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct control *control;
@@ -500,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_a_message_that_is_none_is_lost),
         cmocka_unit_test(test_a_message_nobody_waits_for_is_lost),
         cmocka_unit_test(test_a_coordinator_that_falls_silent_is_lost_after_the_timeout),
+        cmocka_unit_test(test_a_caller_that_waits_is_not_idle),
         cmocka_unit_test(test_a_wrong_secret_is_told),
         cmocka_unit_test(test_states_are_sent_when_they_change_and_as_a_heartbeat),
         cmocka_unit_test(test_an_address_that_cannot_be_reached_is_named),
