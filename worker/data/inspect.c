@@ -87,7 +87,7 @@ static int greatest_token(const struct file *file, uint64_t header, unsigned wid
 static int print_tokens(const struct file *file, const char *format, uint64_t header, unsigned width, FILE *to,
                         struct error *error)
 {
-    uint32_t greatest;
+    uint32_t greatest = 0;
     int result = greatest_token(file, header, width, &greatest, error);
     if (result < 0) return result;
     uint64_t tokens = (file->size - header) / width;
