@@ -1,5 +1,6 @@
 #include "daemon/gpt_config.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdbool.h>
 
@@ -16,8 +17,9 @@ int gpt_config_write(const Gacc__V1__ModelSection *model, const char *path, stru
                   "resid_pdrop", model->dropout, "embd_pdrop", model->dropout, "attn_pdrop", model->dropout,
                   "initializer_range", model->init_std, "torch_dtype", "float32");
     if (!config) return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
+    errno = 0;
     int status = json_dump_file(config, path, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
+    int number = errno ? errno : EIO;
     json_decref(config);
-    if (status) return error_set(error, STATUS_IO, "%s: cannot be written", path);
-    return 0;
+    return status ? error_set_errno(error, STATUS_IO, number, "%s", path) : 0;
 }

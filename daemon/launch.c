@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,10 @@
 #include "daemon/place.h"
 #include "worker/control_client.h"
 #include "worker/session.h"
+
+/* A launcher ends the other ranks sooner than that once rank 0 has failed; where none does there is no rank 0 to speak.
+ */
+#define ALONE_SECONDS 3
 
 struct launch {
     const struct launch_options *options;
@@ -237,13 +242,14 @@ static int say_cannot_start(const struct launch *launch, struct control *control
 
 static int export_model(const struct launch *launch, struct session *session, struct error *error)
 {
-    char directory[PATH_MAX - 32], path[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s/final", launch->job->job->output);
-    if (launch->place.rank == 0) mkdir(directory, 0777); /* a failure shows when the model is written, on all ranks */
-    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    const char *output = launch->job->job->output; /* the coordinator has seen that these paths are not too long */
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/final", output);
+    if (launch->place.rank == 0) mkdir(path, 0777); /* a failure shows when the model is written, on all ranks */
+    snprintf(path, sizeof path, "%s/final/model.safetensors", output);
     int status = session_write_model(session, path, error);
     if (status || launch->place.rank != 0 || launch->job->model->type != GACC__V1__MODEL_TYPE__MODEL_GPT) return status;
-    snprintf(path, sizeof path, "%s/config.json", directory);
+    snprintf(path, sizeof path, "%s/final/config.json", output);
     return gpt_config_write(launch->job->model, path, error);
 }
 
@@ -284,14 +290,29 @@ static int finish(const struct launch *launch, struct control *control, int stat
     return status;
 }
 
+/* Why rank 0 ends early, for the coordinator's result.json. */
+static void say_last_words(const struct launch *launch, const struct error *error)
+{
+    if (write(launch->coordinator.life, error, sizeof *error) < 0) {
+    } /* it is gone, then */
+}
+
+/* Where the coordinator is out of reach nobody says who speaks: rank 0, if it is in the same trouble. */
+static void end_unheard(const struct launch *launch, const struct error *error)
+{
+    if (launch->place.rank == 0)
+        say_last_words(launch, error);
+    else
+        sleep(1);
+    complain_as_rank(launch, error->text);
+    comm_abort(launch->comm, (int)error->status);
+}
+
 static int work(struct launch *launch, struct error *error)
 {
     struct control *control;
     int status = open_control(launch, &control, error);
-    if (status) {
-        complain_as_rank(launch, error->text);
-        comm_abort(launch->comm, -status);
-    }
+    if (status) end_unheard(launch, error);
     status = train(launch, control, error);
     status = finish(launch, control, status, error);
     control_client_close(control);
@@ -302,10 +323,8 @@ static int work(struct launch *launch, struct error *error)
 
 /* ---- the whole ---- */
 
-static void end_coordinator(const struct launch *launch, const struct error *last_words)
+static void end_coordinator(const struct launch *launch)
 {
-    if (last_words && write(launch->coordinator.life, last_words, sizeof *last_words) < 0) {
-    } /* it is gone, then */
     close(launch->coordinator.life);
     waitpid(launch->coordinator.pid, NULL, 0);
     pthread_join(launch->note_reader, NULL);
@@ -315,6 +334,8 @@ int launch_run(const struct launch_options *options)
 {
     struct launch launch = {.options = options};
     struct error error;
+    signal(SIGPIPE, SIG_IGN); /* what cannot be written is an error that says so, not a death */
+    signal(SIGXFSZ, SIG_IGN);
     int status = place_find(&launch.place, &error);
     const bool is_first = launch.place.rank == 0;
     if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
@@ -327,8 +348,10 @@ int launch_run(const struct launch_options *options)
     status = open_transport(&launch, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
-        if (is_first) complain_as_rank(&launch, error.text);
-        if (is_first && !launch.finished) end_coordinator(&launch, &error);
+        if (!is_first) sleep(ALONE_SECONDS);
+        complain_as_rank(&launch, error.text);
+        if (is_first && !launch.finished) say_last_words(&launch, &error);
+        if (is_first && !launch.finished) end_coordinator(&launch);
         return -status;
     }
     if (!launch.finished)
@@ -338,7 +361,7 @@ int launch_run(const struct launch_options *options)
 
     comm_close(launch.comm);
     if (launch.place.launched) MPI_Finalize();
-    if (is_first && !launch.finished) end_coordinator(&launch, NULL);
+    if (is_first && !launch.finished) end_coordinator(&launch);
     if (is_first && launch.finished) leftovers_remove(&launch.leftovers);
     if (!status && is_first && launch.has_terminal)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",

@@ -1,10 +1,13 @@
 /* gaccd: the command line. Subcommands and options are tables; what they do stands elsewhere. */
+#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/job/job.h"
 #include "daemon/launch.h"
@@ -33,6 +36,12 @@ __attribute__((format(printf, 2, 3))) static int refuse(enum status status, cons
     va_end(arguments);
     if (!is_silent) fprintf(stderr, "gaccd: %s\n", error.text);
     return (int)status;
+}
+
+static int flush_output(void)
+{
+    if (!fflush(stdout) && !ferror(stdout)) return 0;
+    return refuse(STATUS_IO, "standard output: %s", strerror(errno));
 }
 
 /* ---- the subcommands ---- */
@@ -72,16 +81,16 @@ static int command_check(const struct arguments *arguments)
     const uint32_t ranks = (uint32_t)arguments->ranks;
     int status = job_load(&job, arguments->paths[0], &overrides, stderr, &error);
     if (!status && ranks) status = job_check_ranks(job, ranks, &error);
-    if (!status && (job_print(job, ranks, stdout) || fflush(stdout)))
-        status = error_set(&error, STATUS_IO, "the job cannot be written to standard output");
+    if (!status) job_print(job, ranks, stdout);
     gacc__v1__job_spec__free_unpacked(job, NULL);
-    return status ? refuse(error.status, "%s", error.text) : 0;
+    return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
 static int command_inspect(const struct arguments *arguments)
 {
     struct error error;
-    return data_inspect(arguments->paths[0], stdout, &error) ? refuse(error.status, "%s", error.text) : 0;
+    int status = data_inspect(arguments->paths[0], stdout, &error);
+    return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
 static int command_help(const struct arguments *arguments);
@@ -120,7 +129,7 @@ static int command_help(const struct arguments *arguments)
          "  --version                  print the version\n"
          "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
          "74 input or output, 75 run me again, 76 numerics, 78 job file. While it runs: gaccctl.");
-    return fflush(stdout) ? STATUS_IO : 0;
+    return flush_output();
 }
 
 /* ---- options ---- */
@@ -192,15 +201,25 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
+/* Whatever is opened later must not become 0, 1 or 2: somebody would read or write it as such. */
+static void open_standard_streams(void)
+{
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
 int main(int count, char **words)
 {
+    open_standard_streams();
     struct place place;
     struct error error;
     is_silent = !place_find(&place, &error) && place.rank != 0;
     if (count < 2) return refuse(STATUS_USAGE, "a job file is wanted: gaccd JOB.yaml (gaccd help)");
     if (!strcmp(words[1], "--version")) {
         puts("gaccd " GACC_VERSION);
-        return fflush(stdout) ? STATUS_IO : 0;
+        return flush_output();
     }
     const bool asks_help = !strcmp(words[1], "--help") || !strcmp(words[1], "-h");
     const struct command *command = find_command(asks_help ? "help" : words[1]);

@@ -29,10 +29,12 @@ int error_set_errno(struct error *error, enum status status, int number, const c
     if (error) {
         va_list arguments;
         va_start(arguments, format);
-        int length = vsnprintf(error->text, sizeof error->text, format, arguments);
+        char reason[128];
+        snprintf(reason, sizeof reason, ": %s", strerror(number));
+        const size_t room = sizeof error->text - strlen(reason); /* a long text is cut, its reason is not */
+        vsnprintf(error->text, room, format, arguments);
         va_end(arguments);
-        if (length >= 0 && (size_t)length < sizeof error->text)
-            snprintf(error->text + length, sizeof error->text - (size_t)length, ": %s", strerror(number));
+        strcat(error->text, reason);
         keep_one_line(error->text);
         error->status = status;
     }

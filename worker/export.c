@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
@@ -23,14 +24,15 @@ struct export
     uint64_t file_bytes;
 };
 
-/* All ranks learn of the first rank (in rank order) that failed and fail with its text; 0 when none did. */
+/* All ranks learn of the first rank (in rank order) that failed and fail with its text under its name; 0 when none did.
+ */
 static int agree(struct comm *comm, const struct error *own, struct error *error)
 {
     for (uint32_t rank = 0; rank < comm->ranks; rank++) {
         struct error word = *own;
         int result = comm_broadcast(comm, &word, sizeof word, rank, error);
         if (result) return result;
-        if (word.status) return error_set(error, word.status, "%s", word.text);
+        if (word.status) return error_set(error, word.status, "rank %" PRIu32 ": %s", rank, word.text);
     }
     return 0;
 }

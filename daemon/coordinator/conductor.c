@@ -33,8 +33,8 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     c->rank_status_list = calloc(ranks, sizeof(void *));
     c->attempt.accumulate = calloc(ranks, sizeof *c->attempt.accumulate);
     c->full_accumulate = calloc(ranks, sizeof *c->full_accumulate);
-    if (!c->rank || !c->reports || !c->shares || !c->rank_statuses || !c->rank_status_list ||
-        !c->attempt.accumulate || !c->full_accumulate) {
+    if (!c->rank || !c->reports || !c->shares || !c->rank_statuses || !c->rank_status_list || !c->attempt.accumulate ||
+        !c->full_accumulate) {
         conductor_close(c);
         return error_set(error, STATUS_INTERNAL, "out of memory for %" PRIu32 " ranks", ranks);
     }
@@ -120,7 +120,9 @@ static int known_status(uint32_t status)
 static void failure_of_rank(struct error *out, uint32_t rank, const Gacc__V1__Failure *failure)
 {
     const char *text = failure->text && *failure->text ? failure->text : "failed and did not say why";
-    error_set(out, (enum status)known_status(failure->status), "rank %" PRIu32 ": %s", rank, text);
+    const bool is_named = !strncmp(text, "rank ", strlen("rank ")); /* it may speak of another rank */
+    error_set(out, (enum status)known_status(failure->status), "%s", text);
+    if (!is_named) error_prefix(out, "rank %" PRIu32, rank);
 }
 
 /* An own copy of a small message. */

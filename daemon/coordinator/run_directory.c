@@ -17,8 +17,20 @@ static int path_in(char *path, const char *directory, const char *name, struct e
 {
     int length = snprintf(path, PATH_MAX, "%s/%s", directory, name);
     if (length < 0 || length >= PATH_MAX)
-        return error_set(error, STATUS_IO, "job.output: %s: the path is too long", directory);
+        return error_set(error, STATUS_IO, "job.output: the path is too long: %s", directory);
     return 0;
+}
+
+/* What would keep a job from writing its model when it has trained. */
+static int check_final(const char *directory, struct error *error)
+{
+    char path[PATH_MAX];
+    struct stat facts;
+    int status = path_in(path, directory, "final/model.safetensors.tmp", error);
+    if (!status) status = path_in(path, directory, "final", error);
+    if (!status && !stat(path, &facts) && !S_ISDIR(facts.st_mode))
+        status = error_set(error, STATUS_IO, "job.output: %s exists and is no directory", path);
+    return status;
 }
 
 /* mkdir -p */
@@ -78,12 +90,22 @@ static void hex(const ProtobufCBinaryData *bytes, char text[2 * 32 + 1])
     for (size_t i = 0; i < bytes->len && i < 32; i++) snprintf(text + 2 * i, 3, "%02x", bytes->data[i]);
 }
 
+/* NULL where there is no such file, or none that holds JSON. A FIFO is not waited for. */
+static json_t *read_json(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return NULL;
+    json_t *object = json_loadfd(fd, 0, NULL);
+    close(fd);
+    return object;
+}
+
 /* What an earlier start left: nothing, an unfinished run, this job finished, or another job finished. */
 static int judge_result(const Gacc__V1__JobSpec *job, bool *finished, struct error *error)
 {
     char path[PATH_MAX], digest[65];
     if (path_in(path, job->job->output, "result.json", error)) return -STATUS_IO;
-    json_t *result = json_load_file(path, 0, NULL);
+    json_t *result = read_json(path);
     const char *status = json_string_value(json_object_get(result, "status"));
     const char *of = json_string_value(json_object_get(result, "job_digest"));
     bool done = status && !strcmp(status, "done");
@@ -102,7 +124,7 @@ static long holder_of(const char *output)
 {
     char path[PATH_MAX];
     if (path_in(path, output, "connection.json", NULL)) return 0;
-    json_t *connection = json_load_file(path, 0, NULL);
+    json_t *connection = read_json(path);
     long pid = (long)json_integer_value(json_object_get(connection, "pid"));
     json_decref(connection);
     return pid;
@@ -128,7 +150,8 @@ int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec 
     *finished = false;
     char log[PATH_MAX], result[PATH_MAX];
     int status = make_directories(directory->path, error);
-    if (status || (status = path_in(log, directory->path, "log.jsonl", error)) ||
+    if (status || (status = check_final(directory->path, error)) ||
+        (status = path_in(log, directory->path, "log.jsonl", error)) ||
         (status = path_in(result, directory->path, "result.json", error)))
         return status;
     if ((status = open_and_lock_log(directory, log, error)) ||
@@ -197,6 +220,9 @@ int run_result_write(const Gacc__V1__JobSpec *job, const struct end_record *end,
         return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
     }
     int status = write_json(path, object, 0666, error);
+    char connection[PATH_MAX];
+    if (status && !path_in(connection, job->job->output, "connection.json", NULL) && !unlink(connection))
+        status = write_json(path, object, 0666, error); /* on a full disk the address makes room */
     json_decref(object);
     return status;
 }

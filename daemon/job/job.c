@@ -38,9 +38,10 @@ void job_notice(const struct loading *loading, const char *format, ...)
 /* The whole file, at most JOB_BYTES_LIMIT. */
 static int read_file(const char *path, char **out, size_t *length, struct error *error)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO that nobody writes to is empty */
     struct stat stat_of;
     if (file < 0) return error_set_errno(error, STATUS_MISSING, errno, "%s", path);
+    fcntl(file, F_SETFL, O_RDONLY); /* what somebody does write is waited for */
     int status = 0;
     char *text = NULL;
     *length = 0;

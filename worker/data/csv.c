@@ -7,6 +7,7 @@
 #include "worker/data/format.h"
 
 #include <ctype.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 /* All numbers of a part are kept in memory: at most 2 GiB of them, on lines of at most 16 MiB. */
 enum { LINE_MAX_BYTES = 1 << 24, CHUNK_BYTES = 1 << 16, FIELD_MAX_BYTES = 512 };
 static const uint64_t numbers_max = UINT64_C(1) << 28;
+#define WEIGHT_MAX (DBL_MAX / 2) /* of all rows: any order of adding them up stays finite */
 
 /* A row in memory: its byte offset apart, its weight first, then the columns in the order of `name`. */
 enum { WEIGHT = 0 };
@@ -27,6 +29,7 @@ struct table {
     double *numbers;  /* [rows, columns] */
     uint64_t *offset; /* [rows] in its file */
     uint64_t rows, room, begin;
+    double weight; /* of all rows */
     size_t files;
     char *const *paths;
     uint64_t *first_row; /* [files] */
@@ -299,6 +302,11 @@ static int read_row(struct table *table, const struct lines *lines, char *line, 
     if (count != fields)
         return error_set(error, STATUS_DATA, "%s:%" PRIu64 ": %zu fields, but the header has %zu", lines->file.path,
                          lines->number, count, fields);
+    table->weight += row[WEIGHT];
+    if (table->weight > WEIGHT_MAX)
+        return error_set(error, STATUS_DATA,
+                         "%s:%" PRIu64 ": with weight %g the weights sum to more than double precision holds",
+                         lines->file.path, lines->number, row[WEIGHT]);
     table->offset[table->rows++] = lines->offset;
     return 0;
 }
