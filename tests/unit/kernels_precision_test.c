@@ -248,6 +248,33 @@ static void fp16_overflows_where_its_range_ends_though_the_fp32_sum_is_finite(vo
     for_each_instance(overflowing_product);
 }
 
+static void activation_behind_a_product(struct instance *t)
+{
+    enum { ROWS = 40, IN = 30, OUT = 33 };
+    const struct linear_shape shape = {ROWS, IN, OUT, WEIGHT_IN_OUT, 0};
+    const size_t bytes = ROWS * OUT * dtype_size(t->type);
+    uint64_t seed = 3;
+    struct array x = array_random(t->type, ROWS * IN, 0, 0.5, &seed),
+                 w = array_random(t->type, IN * OUT, 0, 0.5, &seed);
+    struct array y = array_new(t->type, ROWS * OUT), pre = array_new(t->type, ROWS * OUT),
+                 want = array_new(t->type, ROWS * OUT);
+    for (int activation = ACTIVATE_RELU; activation <= ACTIVATE_GELU_TANH; activation++) {
+        t->cpu_table->linear_forward(t->cpu, y.data, pre.data, x.data, w.data, NULL, shape,
+                                     (enum activation)activation);
+        t->cpu_table->activation_forward(t->cpu, want.data, pre.data, (enum activation)activation, ROWS * OUT);
+        assert_memory_equal(y.data, want.data, bytes);
+        t->cpu_table->linear_forward(t->cpu, y.data, NULL, x.data, w.data, NULL, shape, (enum activation)activation);
+        assert_memory_equal(y.data, want.data, bytes);
+    }
+    array_free(&x), array_free(&w), array_free(&y), array_free(&pre), array_free(&want);
+}
+
+static void the_activation_behind_a_product_is_that_of_its_rounded_result(void **state)
+{
+    (void)state;
+    for_each_instance(activation_behind_a_product);
+}
+
 static void weight_gradient_beyond_fp16(struct instance *t)
 {
     struct array x = array_new(t->type, 4), dy = array_new(t->type, 4), dw = array_new(t->wide, 1),
@@ -397,6 +424,8 @@ static void optimizer_numbers(struct instance *t)
     sgd = (struct update){.kind = OPTIMIZER_KIND_SGD, .lr = 1, .unscale = 0x1p-160};
     assert_near(run(t, sgd, 1, (double[]){0x1p120}, 1, 1), 1 - 0x1p-40, 0x1p-24);
     assert_near(run(t, sgd, 0, (double[]){0x1p120}, 1, 1), -0x1p-40, 0x1p-60);
+    adamw.lr = 0.25, adamw.eps = 0, adamw.unscale = 0x1p-160;
+    assert_near(run(t, adamw, 1, (double[]){0x1p120}, 1, 1), 0.75, 1e-6);
 }
 
 static void the_optimizers_give_the_numbers_worked_out_by_hand(void **state)
@@ -521,6 +550,7 @@ int main(void)
         cmocka_unit_test(limits_and_nan_pass_through_the_functions),
         cmocka_unit_test(an_activation_of_nan_is_nan_in_every_instance),
         cmocka_unit_test(fp16_overflows_where_its_range_ends_though_the_fp32_sum_is_finite),
+        cmocka_unit_test(the_activation_behind_a_product_is_that_of_its_rounded_result),
         cmocka_unit_test(weight_gradients_are_never_rounded_to_the_compute_type),
         cmocka_unit_test(a_row_with_a_non_finite_logit_has_a_nan_loss_and_gradient_and_spoils_no_other),
         cmocka_unit_test(attention_hides_no_nan_from_those_who_see_it),
