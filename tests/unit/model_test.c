@@ -231,7 +231,8 @@ static void doubles_are_rounded_once(void **state)
                  {DTYPE_FP32, 1 + 0x1p-24 + 0x1p-50, 1 + 0x1p-23},
                  {DTYPE_FP64, 1 + 0x1p-52, 1 + 0x1p-52}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct kernels *kernels = kernels_open_cpu(&(struct kernels_options){cases[i].type, 1, 0});
+        struct kernels *kernels =
+            kernels_open_cpu(&(struct kernels_options){.compute_type = cases[i].type, .threads = 1});
         double found = rounded(kernels, cases[i].value);
         if (found != cases[i].expected)
             fail_msg("%s: %a becomes %a, not %a", dtype_name(cases[i].type), cases[i].value, found, cases[i].expected);
@@ -243,7 +244,7 @@ static void values_beyond_the_type_become_infinite(void **state)
 {
     (void)state;
     for (size_t t = 1; t < 4; t++) {
-        struct kernels *kernels = kernels_open_cpu(&(struct kernels_options){types[t], 1, 0});
+        struct kernels *kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = types[t], .threads = 1});
         assert_true(isinf(rounded(kernels, 1e300)) && isinf(rounded(kernels, -3.4028236e38)));
         assert_true(isnan(rounded(kernels, (double)NAN)));
         if (types[t] == DTYPE_FP16) assert_true(isinf(rounded(kernels, 65520)));
