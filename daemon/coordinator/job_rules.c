@@ -2,14 +2,9 @@
 
 #include <inttypes.h>
 
+#include "daemon/job/job.h"
+
 /* The job's enumerations in the words of core. */
-static const enum loss_scale_profile profiles[] = {
-    [GACC__V1__SCALE_PROFILE__PROFILE_TORCH] = LOSS_SCALE_TORCH,
-    [GACC__V1__SCALE_PROFILE__PROFILE_APEX] = LOSS_SCALE_APEX,
-    [GACC__V1__SCALE_PROFILE__PROFILE_MEGATRON] = LOSS_SCALE_MEGATRON,
-    [GACC__V1__SCALE_PROFILE__PROFILE_DEEPSPEED] = LOSS_SCALE_DEEPSPEED,
-    [GACC__V1__SCALE_PROFILE__PROFILE_DEEPSPEED_FUSED] = LOSS_SCALE_DEEPSPEED_FUSED,
-};
 static const enum schedule_type schedules[] = {
     [GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT] = SCHEDULE_RULE_CONSTANT,
     [GACC__V1__SCHEDULE_TYPE__SCHEDULE_LINEAR] = SCHEDULE_RULE_LINEAR,
@@ -26,22 +21,8 @@ static const enum loss_weighting weightings[] = {
 
 static int scale_rules(struct loss_scale_rules *rules, const Gacc__V1__LossScaleSection *section, struct error *error)
 {
-    if (!section || !KNOWN(profiles, section->profile))
-        return error_set(error, STATUS_INTERNAL, "precision.loss_scale: is missing from a job in fp16");
-    *rules = (struct loss_scale_rules){
-        .profile = profiles[section->profile],
-        .is_static = section->mode == GACC__V1__SCALE_MODE__SCALE_STATIC,
-        .initial = (float)section->initial,
-        .growth = section->growth,
-        .backoff = section->backoff,
-        .interval = section->interval,
-        .hysteresis = section->hysteresis,
-        .consecutive_hysteresis = section->consecutive_hysteresis,
-        .minimum = (float)section->minimum,
-        .maximum = (float)section->maximum,
-        .stop_at_minimum = section->at_minimum == GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP,
-        .stop_after = section->stop_after,
-    };
+    if (!section) return error_set(error, STATUS_INTERNAL, "precision.loss_scale: is missing from a job in fp16");
+    job_loss_scale_rules(section, rules);
     const char *why = loss_scale_rules_check(rules);
     return why ? error_set(error, STATUS_JOB, "precision.loss_scale.%s", why) : 0;
 }
@@ -106,6 +87,12 @@ int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, ui
     if (rules->evaluate_every != 0 && validation_sequences == 0)
         return error_set(error, STATUS_DATA, "data.validation: holds no sequence, and evaluation.every asks for some");
     rules->total_steps = total_steps(job->job, rules);
-    if (rules->schedule.total == 0) rules->schedule.total = rules->total_steps;
-    return 0;
+    struct schedule *schedule = &rules->schedule;
+    if (schedule->total != 0 || schedule->type == SCHEDULE_RULE_CONSTANT) return 0;
+    schedule->total = rules->total_steps;
+    if (schedule->warmup <= schedule->total && schedule->decay <= schedule->total - schedule->warmup) return 0;
+    return error_set(error, STATUS_JOB,
+                     "schedule.warmup: %" PRIu64 " and schedule.decay %" PRIu64 " are more than the %" PRIu64
+                     " steps that job.%s makes of the data",
+                     schedule->warmup, schedule->decay, schedule->total, job->job->epochs ? "epochs" : "tokens");
 }

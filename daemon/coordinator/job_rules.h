@@ -25,7 +25,8 @@ struct job_rules {
 /* What the job alone says. Refuses what no job file can say with 70, rules of the loss scale that cannot work with 78.
  */
 int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error);
-/* Adds what the data say: the number of steps, and the schedule's length by default. Too few sequences: 65. */
+/* Adds what the data say: the number of steps, and the schedule's length by default. Too few sequences:
+ * 65. A schedule longer than the job: 78. */
 int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint64_t train_sequences,
                        uint64_t validation_sequences, uint64_t targets_per_sequence, struct error *error);
 

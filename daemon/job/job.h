@@ -36,8 +36,6 @@ int job_check_ranks(const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *
 
 /* Targets of a full step: B·context, or B where a sequence is a row. */
 uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job);
-/* Optimizer steps of the job; 0 when only the data can tell (job.epochs). */
-uint64_t job_steps(const Gacc__V1__JobSpec *job);
 /* The section as the state machine takes it. */
 void job_loss_scale_rules(const Gacc__V1__LossScaleSection *section, struct loss_scale_rules *rules);
 

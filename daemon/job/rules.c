@@ -188,8 +188,8 @@ static int schedule(struct loading *loading)
 {
     Gacc__V1__ScheduleSection *section = loading->job->schedule;
     if (section->type == GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT) return 0;
-    if (section->total == 0) section->total = job_steps(loading->job);
-    uint64_t total = section->total;
+    if (section->total == 0) section->total = loading->job->job->steps;
+    uint64_t total = section->total; /* 0: the data will tell, and the conductor looks then */
     double lr = loading->job->optimizer->lr;
     const char *origin = is_given(loading, "schedule.total") ? "" : " (the job's steps)";
     if (total && section->warmup > total)
@@ -264,13 +264,6 @@ uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job)
 {
     bool is_gpt = job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT;
     return (uint64_t)job->batch->global * (is_gpt ? job->model->context : 1);
-}
-
-uint64_t job_steps(const Gacc__V1__JobSpec *job)
-{
-    uint64_t tokens = job_tokens_per_step(job);
-    if (job->job->steps) return job->job->steps;
-    return job->job->tokens / tokens + (job->job->tokens % tokens != 0);
 }
 
 void job_loss_scale_rules(const Gacc__V1__LossScaleSection *section, struct loss_scale_rules *rules)

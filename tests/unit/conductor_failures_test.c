@@ -116,7 +116,20 @@ static void a_result_that_cannot_be_written_fails_the_job_for_all(void **unused)
 static void ranks_that_do_not_fit_together_are_refused(void **unused)
 {
     (void)unused;
-    enum { DIGEST, RANKS, RANK, SEQUENCES, PARAMETERS, TARGETS, FAILURE, TWICE, TOO_FEW, NO_VALIDATION, EMPTY };
+    enum {
+        DIGEST,
+        RANKS,
+        RANK,
+        SEQUENCES,
+        PARAMETERS,
+        TARGETS,
+        FAILURE,
+        TWICE,
+        TOO_FEW,
+        NO_VALIDATION,
+        EMPTY,
+        WARM_UP
+    };
     static const struct {
         int how, status;
         const char *text;
@@ -132,6 +145,7 @@ static void ranks_that_do_not_fit_together_are_refused(void **unused)
         {TOO_FEW, STATUS_DATA, "3 sequences, fewer than batch.global: 4"},
         {NO_VALIDATION, STATUS_DATA, "data.validation: holds no sequence"},
         {EMPTY, STATUS_DATA, "data.train: holds no sequence"},
+        {WARM_UP, STATUS_JOB, "schedule.warmup: 251 and schedule.decay 0 are more than the 250 steps that job.epochs"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct world w;
@@ -141,6 +155,8 @@ static void ranks_that_do_not_fit_together_are_refused(void **unused)
         if (how == TOO_FEW || how == EMPTY) w.sequences = how == TOO_FEW ? 3 : 0;
         if (how == NO_VALIDATION) w.evaluation.every = 1;
         if (how == NO_VALIDATION) w.validation_sequences = 0;
+        if (how == WARM_UP) w.section = (Gacc__V1__JobSection)GACC__V1__JOB_SECTION__INIT, w.section.epochs = 1;
+        if (how == WARM_UP) w.schedule.type = GACC__V1__SCHEDULE_TYPE__SCHEDULE_COSINE, w.schedule.warmup = 251;
         open_conductor(&w);
         struct error error = {0};
         Gacc__V1__Hello hello = hello_of(&w, 0);
