@@ -86,7 +86,7 @@ static inline void dropout_factors(real *factor, const struct dropout *dropout, 
     uint32_t words[DROPOUT_BLOCK];
     size_t skip = first % 4;
     for (size_t done = 0; done < n;) {
-        dropout_words(words, dropout, key, sequence, (uint32_t)((first + done - skip) / 4));
+        dropout_words(words, dropout, key, sequence, (uint32_t)((first + done) / 4));
         const size_t count = smaller(DROPOUT_BLOCK - skip, n - done);
         SIMD for (size_t i = 0; i < count; i++) factor[done + i] = words[skip + i] >> 8 >= threshold ? scale : 0;
         done += count;

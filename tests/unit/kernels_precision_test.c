@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "kernels/philox.h"
 #include "tests/unit/kernels_support.h"
 
 /* The vector functions of the build's baseline. */
@@ -482,6 +483,15 @@ static void dropout_shares(struct instance *t)
     dropout.sequence = sequences + 1;
     t->cpu_table->dropout(t->cpu, again.data, x.data, &dropout, 1, UNITS);
     assert_memory_equal((char *)first.data + UNITS * dtype_size(t->type), again.data, UNITS * dtype_size(t->type));
+    /* p exactly at element 5's draw keeps it, the next p drops it */
+    uint32_t word[4] = {5 / 4, dropout.site, 11, 0};
+    philox4x32(word, dropout_key(dropout.seed, dropout.attempt));
+    dropout.p = (word[5 % 4] >> 8) * 0x1p-24;
+    t->cpu_table->dropout(t->cpu, again.data, x.data, &dropout, 1, UNITS);
+    assert_true(element_get(t->type, again.data, 5) > 0);
+    dropout.p += 0x1p-24;
+    t->cpu_table->dropout(t->cpu, again.data, x.data, &dropout, 1, UNITS);
+    assert_true(element_get(t->type, again.data, 5) == 0);
     array_free(&x), array_free(&first), array_free(&again);
 }
 
