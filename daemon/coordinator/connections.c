@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define STRANGER_MILLISECONDS 1000
+
 struct connection {
     union {
         uv_handle_t handle;
@@ -15,7 +17,7 @@ struct connection {
     struct connections *owner;
     struct rpc_connection *rpc;
     enum trust trust;
-    uint64_t heard;
+    uint64_t opened, heard; /* uv_now */
     bool is_stranger, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
@@ -147,15 +149,18 @@ static bool is_our_user(uv_stream_t *stream)
            peer.uid == geteuid();
 }
 
-/* Strangers who connect and say nothing cannot keep the job's own processes out. */
-static bool make_room(struct connections *connections)
+/* Strangers cannot keep the job's own processes out: whoever comes takes the place of the oldest stranger, who has had
+ * his time to show a secret. Until there is one, newcomers wait in the socket's queue. */
+static bool must_wait(struct connections *connections)
 {
-    if (connections->count < connections->maximum) return true;
+    if (connections->count < connections->maximum) return false;
     struct connection *oldest = NULL;
     for (struct connection *each = connections->all; each; each = each->next)
         if (each->is_stranger) oldest = each;
-    if (oldest) close_connection(oldest);
-    return oldest;
+    if (!oldest) return false;
+    if (uv_now(connections->loop) - oldest->opened < STRANGER_MILLISECONDS) return true;
+    close_connection(oldest);
+    return false;
 }
 
 static void forget(uv_handle_t *handle)
@@ -166,22 +171,23 @@ static void forget(uv_handle_t *handle)
 static void on_connection(uv_stream_t *stream, int status)
 {
     if (status < 0) return;
-    const struct listener *listener = stream->data;
+    struct listener *listener = stream->data;
     struct connections *owner = listener->connections;
+    if ((listener->is_waiting = must_wait(owner))) return; /* libuv accepts no more until uv_accept is called */
     struct connection *connection = calloc(1, sizeof *connection);
     if (!connection) return;
     connection->owner = owner;
     connection->trust = listener->trust;
     connection->is_stranger = listener->trust != TRUST_OWNER;
-    connection->heard = uv_now(owner->loop);
+    connection->opened = connection->heard = uv_now(owner->loop);
     if (stream->type == UV_TCP)
         uv_tcp_init(owner->loop, &connection->tcp);
     else
         uv_pipe_init(owner->loop, &connection->pipe, 0);
     connection->handle.data = connection;
     struct error error;
-    if (uv_accept(stream, &connection->stream) ||
-        (listener->trust == TRUST_OWNER && !is_our_user(&connection->stream)) || !make_room(owner) ||
+    if (uv_accept(stream, &connection->stream) || owner->count >= owner->maximum ||
+        (listener->trust == TRUST_OWNER && !is_our_user(&connection->stream)) ||
         rpc_server_open(&connection->rpc, owner->methods, owner->context, NULL, &error)) {
         uv_close(&connection->handle, forget);
         return;
@@ -216,9 +222,15 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
 int connections_listen(struct connections *connections, struct listener *listener, enum trust trust)
 {
     listener->connections = connections;
+    listener->is_waiting = false;
     listener->trust = trust;
     listener->handle.data = listener;
     return uv_listen(&listener->stream, 1024, on_connection);
+}
+
+void connections_retry(struct listener *listener)
+{
+    if (listener->is_waiting) on_connection(&listener->stream, 0);
 }
 
 void connections_close(struct connections *connections)

@@ -30,6 +30,7 @@ struct listener {
     };
     struct connections *connections;
     enum trust trust;
+    bool is_waiting; /* somebody has connected for whom there is no room yet */
 };
 
 struct connections {
@@ -39,7 +40,7 @@ struct connections {
     void *context;                  /* of the methods */
     void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
     struct connection *all, *dirty;
-    uint32_t count, maximum; /* one more displaces the oldest stranger; without strangers it is closed at once */
+    uint32_t count, maximum; /* one more displaces a stranger; without strangers it is closed at once */
     char buffer[65536];      /* every read lands here */
 };
 
@@ -47,6 +48,8 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
                      uint32_t maximum, struct error *error);
 /* Every peer that comes through the listener gets `trust`. Returns what uv_listen returns. */
 int connections_listen(struct connections *connections, struct listener *listener, enum trust trust);
+/* Every now and then, so that who waits gets in. */
+void connections_retry(struct listener *listener);
 /* Closes all; the calls see `gone`. The loop must run on until the handles are closed. */
 void connections_close(struct connections *connections);
 

@@ -131,6 +131,7 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coordinator *coordinator = timer->data;
     workers_check_silence(coordinator);
+    for (unsigned i = 0; i < coordinator->listeners.count; i++) connections_retry(&coordinator->listeners.each[i]);
     if (!coordinator->rank_0_gone) return;
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
     const bool ranks = !workers_all_gone(coordinator) && waited < LINGER_MILLISECONDS;
