@@ -171,7 +171,30 @@ static int take_invitation(struct launch *launch, struct error *error)
     return status;
 }
 
-/* ---- the ends that are not in order; both on the control thread ---- */
+/* ---- the ends that are not in order ---- */
+
+/* Rank 0 does what the coordinator would have done. A coordinator that only does not answer must not write beside us.
+ */
+static void stand_in(const struct launch *launch, const struct error *why)
+{
+    kill(launch->coordinator.pid, SIGKILL);
+    struct end_record end = {.exit = (int)why->status, .reason = why->text};
+    struct error unwritten;
+    run_result_last_counters(launch->job, &end.counters);
+    if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
+    leftovers_remove(&launch->leftovers);
+}
+
+/* Why rank 0 ends early, for the coordinator's result.json. */
+static void say_last_words(const struct launch *launch, struct error *error)
+{
+    if (write(launch->coordinator.life, error, sizeof *error) == sizeof *error) return;
+    error->status = STATUS_INTERNAL;
+    error_prefix(error, "the coordinator is gone");
+    stand_in(launch, error);
+}
+
+/* On the control thread, as the next. */
 
 static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 {
@@ -181,17 +204,13 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
 
-/* Rank 0 does what the coordinator would have done; the others leave it the time to. */
+/* Rank 0 stands in for the coordinator; the others leave it the time to. */
 static void on_lost(void *context, const struct error *error)
 {
     const struct launch *launch = context;
     if (launch->place.rank == 0) {
         complain_as_rank(launch, error->text);
-        struct end_record end = {.exit = STATUS_INTERNAL, .reason = error->text};
-        struct error unwritten;
-        run_result_last_counters(launch->job, &end.counters);
-        if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
-        leftovers_remove(&launch->leftovers);
+        stand_in(launch, error);
     } else {
         sleep(1);
     }
@@ -290,15 +309,8 @@ static int finish(const struct launch *launch, struct control *control, int stat
     return status;
 }
 
-/* Why rank 0 ends early, for the coordinator's result.json. */
-static void say_last_words(const struct launch *launch, const struct error *error)
-{
-    if (write(launch->coordinator.life, error, sizeof *error) < 0) {
-    } /* it is gone, then */
-}
-
 /* Where the coordinator is out of reach nobody says who speaks: rank 0, if it is in the same trouble. */
-static void end_unheard(const struct launch *launch, const struct error *error)
+static void end_unheard(const struct launch *launch, struct error *error)
 {
     if (launch->place.rank == 0)
         say_last_words(launch, error);
@@ -325,8 +337,9 @@ static int work(struct launch *launch, struct error *error)
 
 static void end_coordinator(const struct launch *launch)
 {
+    int how;
     close(launch->coordinator.life);
-    waitpid(launch->coordinator.pid, NULL, 0);
+    if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how)) leftovers_remove(&launch->leftovers);
     pthread_join(launch->note_reader, NULL);
 }
 
@@ -349,10 +362,10 @@ int launch_run(const struct launch_options *options)
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
         if (!is_first) sleep(ALONE_SECONDS);
-        complain_as_rank(&launch, error.text);
         if (is_first && !launch.finished) say_last_words(&launch, &error);
+        complain_as_rank(&launch, error.text);
         if (is_first && !launch.finished) end_coordinator(&launch);
-        return -status;
+        return (int)error.status;
     }
     if (!launch.finished)
         status = work(&launch, &error);

@@ -269,6 +269,7 @@ const Gacc__V1__Farewell *conductor_farewell(struct conductor *c, uint32_t rank)
 {
     uint32_t lowest = 0;
     while (lowest < c->ranks && c->rank[lowest].lost) lowest++;
+    if (lowest == c->ranks) lowest = 0; /* lost, but perhaps only asleep */
     c->farewell.failure = failure_message(c);
     c->farewell.print = c->failed && rank == lowest;
     return &c->farewell;

@@ -193,6 +193,22 @@ static int make_secrets(struct coordinator *coordinator, struct error *error)
     return 0;
 }
 
+static void fill_ready(const struct coordinator *coordinator, struct coordinator_ready *ready)
+{
+    snprintf(ready->addresses, sizeof ready->addresses, "%s", coordinator->listeners.workers);
+    snprintf(ready->socket, sizeof ready->socket, "%s", coordinator->leftovers.socket);
+    memcpy(ready->secret, coordinator->secret, SECRET_BYTES);
+}
+
+/* From here on a death leaves something behind. */
+static int say_opening(const struct coordinator *coordinator, struct error *error)
+{
+    struct coordinator_ready opening = {.opening = true};
+    fill_ready(coordinator, &opening);
+    if (write(coordinator->notes, &opening, sizeof opening) == sizeof opening) return 0;
+    return error_set(error, STATUS_INTERNAL, "rank 0 ended while the coordinator started");
+}
+
 /* Once the run directory is ours, everything that fails leaves a result.json there. */
 static int open_all(struct coordinator *coordinator, int life, struct error *error)
 {
@@ -204,9 +220,11 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
     if (!coordinator->workers || !coordinator->line_buffer) return error_set(error, STATUS_INTERNAL, "out of memory");
     int status;
-    if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
+    if ((status = say_opening(coordinator, error)) || (status = make_secrets(coordinator, error)) ||
+        (status = open_loop(coordinator, life, error)) ||
         (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
                                  options->one_host, &coordinator->leftovers, error)) ||
+        (status = say_opening(coordinator, error)) ||
         (status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(), error)) ||
         (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
         return status;
@@ -219,11 +237,11 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     return run_directory_write_connection(&coordinator->directory, coordinator->leftovers.connection, &facts, error);
 }
 
-static void write_failed_start(const struct coordinator *coordinator, const struct error *why)
+static void write_failed_start(const Gacc__V1__JobSpec *job, const struct error *why)
 {
     struct end_record end = {.exit = (int)why->status, .reason = why->text};
     struct error error; /* nobody to tell: rank 0 prints the first failure */
-    run_result_write(coordinator->options->job, &end, &error);
+    run_result_write(job, &end, &error);
 }
 
 /* ---- the process ---- */
@@ -255,14 +273,6 @@ static void detach(int *life, int *notes)
     }
 }
 
-static void fill_ready(const struct coordinator *coordinator, struct coordinator_ready *ready)
-{
-    snprintf(ready->addresses, sizeof ready->addresses, "%s", coordinator->listeners.workers);
-    snprintf(ready->socket, sizeof ready->socket, "%s", coordinator->leftovers.socket);
-    snprintf(ready->socket_directory, sizeof ready->socket_directory, "%s", coordinator->leftovers.socket_directory);
-    memcpy(ready->secret, coordinator->secret, SECRET_BYTES);
-}
-
 static void close_all(struct coordinator *coordinator)
 {
     listeners_close(&coordinator->listeners);
@@ -289,7 +299,7 @@ static void coordinator_process(const struct coordinator_options *options, int l
         int status =
             run_directory_open(&coordinator->directory, options->job, options->fresh, &ready.finished, &ready.error);
         if (!status && !ready.finished && open_all(coordinator, life, &ready.error)) {
-            write_failed_start(coordinator, &ready.error);
+            write_failed_start(options->job, &ready.error);
             leftovers_remove(&coordinator->leftovers);
         }
         fill_ready(coordinator, &ready);
@@ -303,11 +313,36 @@ static int read_ready(int notes, struct coordinator_ready *ready, struct error *
 {
     ssize_t length;
     do length = read(notes, ready, sizeof *ready);
-    while (length < 0 && errno == EINTR);
+    while ((length < 0 && errno == EINTR) || (length == sizeof *ready && ready->opening));
     if (length != sizeof *ready) return error_set(error, STATUS_INTERNAL, "the coordinator ended before it was ready");
     if (!ready->error.status) return 0;
     *error = ready->error;
     return -(int)error->status;
+}
+
+static int start_process(struct coordinator_link *link, const struct coordinator_options *options,
+                         struct coordinator_ready *ready, struct error *error)
+{
+    *ready = (struct coordinator_ready){0};
+    int life[2], notes[2];
+    if (pipe2(life, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
+    if (pipe2(notes, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
+    link->pid = fork();
+    if (link->pid < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot start the coordinator's process");
+    if (link->pid == 0) {
+        coordinator_process(options, life[0], notes[1]);
+        _exit(0);
+    }
+    close(life[0]);
+    close(notes[1]);
+    link->life = life[1];
+    link->notes = notes[0];
+    int status = read_ready(link->notes, ready, error);
+    if (!status && !ready->finished) return 0;
+    close(link->life);
+    close(link->notes);
+    waitpid(link->pid, NULL, 0);
+    return status;
 }
 
 int coordinator_start(struct coordinator_link *link, const struct coordinator_options *options,
@@ -316,28 +351,16 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
     struct coordinator_options all = *options;
     snprintf(all.leftovers.connection, sizeof all.leftovers.connection, "%s/connection.json",
              options->job->job->output);
-    int life[2], notes[2];
-    if (pipe2(life, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
-    if (pipe2(notes, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
-    link->pid = fork();
-    if (link->pid < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot start the coordinator's process");
-    if (link->pid == 0) {
-        coordinator_process(&all, life[0], notes[1]);
-        _exit(0);
-    }
-    close(life[0]);
-    close(notes[1]);
-    link->life = life[1];
-    link->notes = notes[0];
-    int status = read_ready(link->notes, ready, error);
+    int status = listeners_prepare(options->job->control, options->one_host, &all.leftovers, error);
+    if (status) return status;
     *leftovers = all.leftovers;
-    if (status || ready->finished) {
-        close(link->life);
-        close(link->notes);
-        waitpid(link->pid, NULL, 0);
-        return status;
-    }
+    status = start_process(link, &all, ready, error);
     snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
-    snprintf(leftovers->socket_directory, sizeof leftovers->socket_directory, "%s", ready->socket_directory);
-    return 0;
+    if (!status && !ready->finished) return 0;
+    if (status && ready->opening) { /* killed in between: the run directory was ours */
+        write_failed_start(options->job, error);
+        leftovers_remove(leftovers);
+    }
+    rmdir(leftovers->socket_directory);
+    return status;
 }

@@ -26,12 +26,15 @@ struct coordinator_options {
     struct leftovers leftovers; /* shared memory and session directory, as rank 0 knows them */
 };
 
-/* The first thing through the pipe, smaller than PIPE_BUF so that it comes whole. */
+/* The first thing through the pipe, smaller than PIPE_BUF so that it comes whole. It comes before: when the run
+ * directory is ours and when the socket is there, so that rank 0 can clean up should the process die; and when the
+ * coordinator is ready. */
 struct coordinator_ready {
+    bool opening;       /* there is more to come */
     struct error error; /* status 0: ready */
     bool finished;      /* the job was done by an earlier start: nothing runs, the process has ended */
     char addresses[LISTENERS_ADDRESSES_MAX]; /* for workers */
-    char socket[108], socket_directory[108];
+    char socket[108];
     uint8_t secret[SECRET_BYTES];
 };
 

@@ -45,7 +45,12 @@ static bool is_gone(pid_t process)
 
 void leftovers_remove(const struct leftovers *leftovers)
 {
-    if (leftovers->connection[0]) unlink(leftovers->connection);
+    if (leftovers->connection[0]) {
+        char unfinished[sizeof leftovers->connection + 8];
+        snprintf(unfinished, sizeof unfinished, "%s.tmp", leftovers->connection);
+        unlink(unfinished);
+        unlink(leftovers->connection);
+    }
     if (leftovers->socket[0]) unlink(leftovers->socket);
     if (leftovers->socket_directory[0]) rmdir(leftovers->socket_directory);
     remove_shared_memory(leftovers->shared_memory);

@@ -36,6 +36,19 @@ static int make_socket_directory(struct leftovers *leftovers, struct error *erro
                            "control.listen: cannot make a directory for the socket in /tmp");
 }
 
+static bool uses_own_socket(const Gacc__V1__ControlSection *control, bool one_host)
+{
+    if (!strncmp(control->listen, "unix:", strlen("unix:"))) return !strcmp(control->listen, "unix:auto");
+    return one_host && !strcmp(control->workers, "auto");
+}
+
+int listeners_prepare(const Gacc__V1__ControlSection *control, bool one_host, struct leftovers *leftovers,
+                      struct error *error)
+{
+    leftovers->socket_directory[0] = '\0';
+    return uses_own_socket(control, one_host) ? make_socket_directory(leftovers, error) : 0;
+}
+
 /* A socket file whose owner died refuses connections; it is in nobody's use. */
 static bool is_stale(const struct sockaddr_un *address)
 {
@@ -67,8 +80,6 @@ static int listen_unix(struct listeners *listeners, struct connections *connecti
 {
     char path[sizeof leftovers->socket];
     if (!strcmp(address, "unix:auto")) {
-        int status = make_socket_directory(leftovers, error);
-        if (status) return status;
         snprintf(path, sizeof path, "%.90s/control.sock", leftovers->socket_directory);
     } else {
         const char *given = address + strlen("unix:");
