@@ -14,15 +14,12 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scenario"))
+from harness import MPI, ROOT  # noqa: E402
+
 JOB = os.path.join(ROOT, "deploy", "jobs", "shakespeare-char.yaml")
 NANOGPT = os.path.join(ROOT, "tests", "peer", "nanogpt.py")
 MODEL = ["layers=4", "heads=4", "width=128", "context=64", "vocab=128", "bias=0", "gradients=0"]
-MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_plm_rsh_agent": "",
-}
 LOSS_MAX, RECIPE_STEPS, ABOVE_PEER_MAX = 1.92, 2000, 0.01
 
 
@@ -35,7 +32,7 @@ def find_data():
 def train(options, precision, ranks, directory):
     """Final validation loss, tokens per second of the steps, and the skipped steps."""
     output = os.path.join(directory, f"{precision}-{ranks}")
-    command = [os.path.join(options.build, "daemon", "gaccd"), JOB, "--output", output,
+    command = [os.path.join(options.build, "gaccd"), JOB, "--output", output,
                "--set", f"precision.compute={precision}", "--set", f"job.steps={options.steps}",
                "--set", f"evaluation.every={options.steps}"]
     launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
