@@ -128,7 +128,7 @@ static int command_help(const struct arguments *arguments)
          "  -n N                       check: the number of ranks\n"
          "  --version                  print the version\n"
          "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
-         "74 input or output, 75 run me again, 76 numerics, 78 job file. While it runs: gaccctl.");
+         "74 input or output, 76 numerics, 78 job file. While it runs: gaccctl.");
     return flush_output();
 }
 
