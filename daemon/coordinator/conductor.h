@@ -67,6 +67,7 @@ void conductor_fail(struct conductor *conductor, const struct error *error);
  * that takes a message or gives one. */
 const Gacc__V1__Welcome *conductor_welcome(struct conductor *conductor, double now);
 const Gacc__V1__Decision *conductor_decide(struct conductor *conductor, double now);
+/* The first call settles which rank prints a failure. */
 const Gacc__V1__Farewell *conductor_farewell(struct conductor *conductor, uint32_t rank);
 
 enum record_type { RECORD_STEP, RECORD_EVAL, RECORD_EVENT };

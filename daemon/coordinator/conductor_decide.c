@@ -265,12 +265,20 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     return decision;
 }
 
+/* One rank speaks for all: the lowest that has joined and is not lost, or the first that asks (it listens, whether it
+ * joined with a failure or was only asleep). Who joins later says nothing. */
+static uint32_t choose_speaker(const struct conductor *c, uint32_t asking)
+{
+    for (uint32_t r = 0; r < c->ranks; r++)
+        if (c->rank[r].hello && !c->rank[r].lost) return r < asking || c->rank[asking].lost ? r : asking;
+    return asking;
+}
+
 const Gacc__V1__Farewell *conductor_farewell(struct conductor *c, uint32_t rank)
 {
-    uint32_t lowest = 0;
-    while (lowest < c->ranks && c->rank[lowest].lost) lowest++;
-    if (lowest == c->ranks) lowest = 0; /* lost, but perhaps only asleep */
+    if (!c->has_speaker) c->speaker = choose_speaker(c, rank);
+    c->has_speaker = true;
     c->farewell.failure = failure_message(c);
-    c->farewell.print = c->failed && rank == lowest;
+    c->farewell.print = c->failed && rank == c->speaker;
     return &c->farewell;
 }

@@ -95,6 +95,8 @@ struct conductor {
     uint32_t *shares; /* [ranks] */
     Gacc__V1__Decision decision;
     Gacc__V1__Farewell farewell;
+    bool has_speaker; /* a farewell is out */
+    uint32_t speaker; /* the rank that prints why the job failed */
     Gacc__V1__Failure failure_message;
     Gacc__V1__Status status;
     Gacc__V1__RankStatus *rank_statuses;     /* [ranks] */

@@ -355,12 +355,12 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
     if (status) return status;
     *leftovers = all.leftovers;
     status = start_process(link, &all, ready, error);
-    snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
+    if (ready->socket[0]) snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
     if (!status && !ready->finished) return 0;
-    if (status && ready->opening) { /* killed in between: the run directory was ours */
+    if (status && ready->opening) /* killed in between: the run directory was ours */
         write_failed_start(options->job, error);
-        leftovers_remove(leftovers);
-    }
-    rmdir(leftovers->socket_directory);
+    else
+        leftovers->connection[0] = '\0'; /* somebody else's, perhaps */
+    leftovers_remove(leftovers);
     return status;
 }

@@ -45,8 +45,12 @@ static bool uses_own_socket(const Gacc__V1__ControlSection *control, bool one_ho
 int listeners_prepare(const Gacc__V1__ControlSection *control, bool one_host, struct leftovers *leftovers,
                       struct error *error)
 {
-    leftovers->socket_directory[0] = '\0';
-    return uses_own_socket(control, one_host) ? make_socket_directory(leftovers, error) : 0;
+    leftovers->socket_directory[0] = leftovers->socket[0] = '\0';
+    if (!uses_own_socket(control, one_host)) return 0;
+    int status = make_socket_directory(leftovers, error);
+    if (!status)
+        snprintf(leftovers->socket, sizeof leftovers->socket, "%.90s/control.sock", leftovers->socket_directory);
+    return status;
 }
 
 /* A socket file whose owner died refuses connections; it is in nobody's use. */
@@ -80,7 +84,7 @@ static int listen_unix(struct listeners *listeners, struct connections *connecti
 {
     char path[sizeof leftovers->socket];
     if (!strcmp(address, "unix:auto")) {
-        snprintf(path, sizeof path, "%.90s/control.sock", leftovers->socket_directory);
+        snprintf(path, sizeof path, "%s", leftovers->socket);
     } else {
         const char *given = address + strlen("unix:");
         if (strlen(given) >= sizeof path)

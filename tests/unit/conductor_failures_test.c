@@ -195,8 +195,10 @@ static void whoever_says_hello_to_a_failed_job_is_told_why(void **unused)
     failure.text = (char *)"train.bin: cannot open";
     hello.failure = &failure;
     take(conductor_hello(w.conductor, 1, &hello, w.now, &error), -STATUS_MISSING, &error);
+    assert_true(conductor_farewell(w.conductor, 1)->print); /* it may end all before rank 0 has joined */
     hello = hello_of(&w, 0);
     take(conductor_hello(w.conductor, 0, &hello, w.now, &error), -STATUS_MISSING, &error);
+    assert_false(conductor_farewell(w.conductor, 0)->print);
     assert_string_equal(error.text, "rank 1: train.bin: cannot open");
     conductor_close(w.conductor);
 }
