@@ -1,5 +1,6 @@
 /* What the conductor tells: the log's records, the header, the end, and GetStatus. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "daemon/coordinator/conductor_internal.h"
@@ -173,14 +174,15 @@ Gacc__V1__Status *conductor_status(struct conductor *c, double now)
     status->skipped_steps = c->counters.skipped_steps;
     status->empty_steps = c->counters.empty_steps;
     status->total_steps = c->rules.total_steps;
-    status->loss = c->loss;
+    const bool has_stepped = c->counters.step != 0;
+    status->loss = has_stepped ? c->loss : (double)NAN;
     status->lr = c->window.lr;
     status->has_scaler = c->rules.has_scaler;
     status->loss_scale = c->rules.has_scaler ? (double)c->scale.scale : 0;
     status->growth_tracker = c->scale.growth_tracker;
     status->tokens_per_second = c->attempt_seconds > 0 ? c->attempt_tokens / c->attempt_seconds : 0;
     status->tokens_seen = c->counters.tokens_seen;
-    status->eta_seconds = (double)left * c->attempt_seconds;
+    status->eta_seconds = has_stepped ? (double)left * c->attempt_seconds : (double)NAN;
     status->validation_loss = c->validation_loss;
     status->has_validation = c->has_validation;
     status->effective_batch = c->rules.plan.global;

@@ -13,7 +13,11 @@ static const char *state_name(Gacc__V1__State state)
 
 static void show_time_left(double seconds)
 {
-    const unsigned long left = seconds > 0 && seconds < 1e9 ? (unsigned long)seconds : 0;
+    if (!(seconds < 1e9)) {
+        printf("not known yet how long\n");
+        return;
+    }
+    const unsigned long left = seconds > 0 ? (unsigned long)seconds : 0;
     printf("%lu:%02lu:%02lu left\n", left / 3600, left / 60 % 60, left % 60);
 }
 
@@ -25,7 +29,10 @@ void show_status(const Gacc__V1__Status *status)
            (unsigned long long)status->total_steps, (unsigned long long)status->skipped_steps,
            (unsigned long long)status->empty_steps);
     printf("batch      %u sequences in micro-batches of %u\n", status->effective_batch, status->micro_batch);
-    printf("loss       %.6g", status->loss);
+    if (isfinite(status->loss))
+        printf("loss       %.6g", status->loss);
+    else
+        printf("loss       %s", status->step ? "not finite" : "not known yet");
     if (status->has_validation) printf("; validation %.6g", status->validation_loss);
     printf("\nlr         %.6g\n", status->lr);
     if (status->has_scaler) printf("loss scale %g; growth tracker %u\n", status->loss_scale, status->growth_tracker);
@@ -56,14 +63,14 @@ void show_status_json(const Gacc__V1__Status *status)
                                                "seconds_since_heard", rank->seconds_since_heard));
     }
     json_t *object =
-        json_pack("{ss ss si ss sI sI sI sI sI so so so sI sf sI sf so so si si sf}", "job", status->job, "output",
+        json_pack("{ss ss si ss sI sI sI sI sI so so so sI sf sI so so so si si sf}", "job", status->job, "output",
                   status->output, "pid", (int)status->pid, "phase", status->phase, "step", (json_int_t)status->step,
                   "optimizer_steps", (json_int_t)status->optimizer_steps, "skipped_steps",
                   (json_int_t)status->skipped_steps, "empty_steps", (json_int_t)status->empty_steps, "total_steps",
                   (json_int_t)status->total_steps, "loss", number(status->loss), "lr", number(status->lr), "loss_scale",
                   status->has_scaler ? number(status->loss_scale) : json_null(), "growth_tracker",
                   (json_int_t)status->growth_tracker, "tokens_per_second", status->tokens_per_second, "tokens_seen",
-                  (json_int_t)status->tokens_seen, "eta_seconds", status->eta_seconds, "validation_loss",
+                  (json_int_t)status->tokens_seen, "eta_seconds", number(status->eta_seconds), "validation_loss",
                   status->has_validation ? number(status->validation_loss) : json_null(), "ranks", ranks,
                   "effective_batch", (int)status->effective_batch, "micro_batch", (int)status->micro_batch,
                   "started_unix_seconds", status->started_unix_seconds);

@@ -447,6 +447,8 @@ static void the_record_tells_what_the_ranks_measured(void **unused)
     w.targets = 8;
     w.optimizer.clip_norm = 1;
     start(&w);
+    const Gacc__V1__Status *before = conductor_status(w.conductor, w.now);
+    assert_true(isnan(before->loss) && isnan(before->eta_seconds)); /* not 0: not known yet */
     assert_true(w.window.weight == 104 && w.window.micro_batches == 7 && w.window.scale == 1);
     w.now += 2;
     const struct step_record *record = step(&w, NULL);
