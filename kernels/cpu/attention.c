@@ -28,6 +28,19 @@ struct head {
     uint64_t sequence, first_element;
 };
 
+/* A call: each head of each sequence is a task. */
+struct attention {
+    element *out; /* forward */
+    real *lse_out;
+    element *dqkv; /* backward */
+    const element *dout, *result;
+    const real *lse;
+    const element *qkv;
+    const struct dropout *dropout;
+    struct attention_shape shape;
+    size_t rows_limit; /* see struct cpu */
+};
+
 /* What is wanted of a block of queries: rows as real, and transposed for the scores. */
 struct query_block {
     size_t first, rows;
@@ -230,22 +243,32 @@ static void forward_head(const struct head *head, element *out, real *lse, real 
     }
 }
 
-static void forward_heads(element *out, real *lse, const element *qkv, const struct dropout *dropout,
-                          struct attention_shape shape, real *scratch, size_t begin, size_t end)
+static size_t task_count(struct attention_shape shape)
 {
-    for (size_t task = begin; task < end; task++) {
-        const struct head head = head_at(qkv, dropout, shape, task);
-        const size_t b = task / shape.heads, h = task % shape.heads;
-        forward_head(&head, out + b * shape.context * head.width + h * head.size, lse + task * shape.context, scratch);
+    return shape.context > 0 && shape.head_size > 0 ? shape.batch * shape.heads : 0;
+}
+
+/* Where a task's first row is in an array [batch,context,width]. */
+static size_t task_offset(const struct head *head, struct attention_shape shape, size_t task)
+{
+    return task / shape.heads * shape.context * head->width + task % shape.heads * head->size;
+}
+
+static void forward_heads(const void *arguments, struct cpu_share share)
+{
+    const struct attention *a = arguments;
+    for (size_t task = share.begin; task < share.end; task++) {
+        const struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        forward_head(&head, a->out + task_offset(&head, a->shape, task), a->lse_out + task * a->shape.context,
+                     share.scratch);
     }
 }
 
 void cpu_attention_forward(struct kernels *kernels, compute *out, wide *lse, const compute *qkv,
                            const struct dropout *dropout, struct attention_shape shape)
 {
-    const size_t heads = shape.context > 0 && shape.head_size > 0 ? shape.batch * shape.heads : 0;
-    CPU_PARALLEL(kernels, heads, 1,
-                 forward_heads(out, lse, qkv, dropout, shape, cpu_scratch(kernels, thread), begin, end));
+    const struct attention a = {.out = out, .lse_out = lse, .qkv = qkv, .dropout = dropout, .shape = shape};
+    cpu_spread(kernels, forward_heads, &a, task_count(shape), 1);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -370,24 +393,23 @@ static void backward_keys(const struct head *head, const struct gradients *g, co
     }
 }
 
-static void backward_heads(element *dqkv, const element *dout, const element *out, const real *lse, const element *qkv,
-                           const struct dropout *dropout, struct attention_shape shape, real *scratch, size_t limit,
-                           size_t begin, size_t end)
+static void backward_heads(const void *arguments, struct cpu_share share)
 {
-    for (size_t task = begin; task < end; task++) {
-        const struct head head = head_at(qkv, dropout, shape, task);
-        const struct blocks b = cut_scratch(scratch, &head);
-        const size_t first = task / shape.heads * shape.context * head.width + task % shape.heads * head.size;
-        element *dq = dqkv + (head.q - qkv);
+    const struct attention *a = arguments;
+    for (size_t task = share.begin; task < share.end; task++) {
+        const struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        const struct blocks b = cut_scratch(share.scratch, &head);
+        const size_t offset = task_offset(&head, a->shape, task);
+        element *dq = a->dqkv + (head.q - a->qkv);
         const struct gradients g = {
             .dq = dq,
             .dk = dq + head.width,
             .dv = dq + 2 * head.width,
-            .dout = dout + first,
-            .out = out + first,
-            .lse = lse + task * shape.context,
+            .dout = a->dout + offset,
+            .out = a->result + offset,
+            .lse = a->lse + task * a->shape.context,
         };
-        const bool keys_fit = head.context <= smaller(b.rows, limit);
+        const bool keys_fit = head.context <= smaller(b.rows, a->rows_limit);
         backward_queries(&head, &g, &b, keys_fit);
         if (!keys_fit) backward_keys(&head, &g, &b);
     }
@@ -397,9 +419,15 @@ void cpu_attention_backward(struct kernels *kernels, compute *dqkv, const comput
                             const wide *lse, const compute *qkv, const struct dropout *dropout,
                             struct attention_shape shape)
 {
-    const size_t heads = shape.context > 0 && shape.head_size > 0 ? shape.batch * shape.heads : 0;
-    const size_t limit = ((struct cpu *)kernels)->attention_rows;
-    CPU_PARALLEL(
-        kernels, heads, 1,
-        backward_heads(dqkv, dout, out, lse, qkv, dropout, shape, cpu_scratch(kernels, thread), limit, begin, end));
+    const struct attention a = {
+        .dqkv = dqkv,
+        .dout = dout,
+        .result = out,
+        .lse = lse,
+        .qkv = qkv,
+        .dropout = dropout,
+        .shape = shape,
+        .rows_limit = ((struct cpu *)kernels)->attention_rows,
+    };
+    cpu_spread(kernels, backward_heads, &a, task_count(shape), 1);
 }

@@ -22,6 +22,7 @@ struct cpu {
     struct kernels head;
     size_t real_size;
     size_t attention_rows; /* attention sums the gradients of at most so many keys of a head at once */
+    struct pool *pool;     /* NULL with one thread */
     char *scratch;         /* [threads][CPU_SCRATCH_REALS] of wide, aligned to a page */
 };
 
@@ -36,39 +37,16 @@ static inline void *cpu_scratch(struct kernels *kernels, int thread)
 struct kernels *cpu_open_variant(const struct kernels_options *options, enum cpu_variant variant);
 void cpu_close(struct kernels *kernels);
 
-/* The part of 0 … count−1 that one thread works on: contiguous, cut at multiples of unit. */
-struct cpu_range {
+/* What one thread does of a kernel: begin … end−1 of whatever the kernel is cut into. */
+struct cpu_share {
     size_t begin, end;
+    void *scratch; /* the thread's own */
 };
 
-static inline struct cpu_range cpu_range(size_t count, size_t unit, int thread, int threads)
-{
-    const size_t units = count / unit + (count % unit != 0);
-    const size_t first = units * (size_t)thread / (size_t)threads * unit;
-    const size_t last = units * ((size_t)thread + 1) / (size_t)threads * unit;
-    return (struct cpu_range){first < count ? first : count, last < count ? last : count};
-}
+typedef void cpu_task(const void *arguments, struct cpu_share share);
 
-/* Evaluate `call`, which uses begin, end and thread, once per thread. With one thread, or no more than one unit of
- * work, it is a plain call and the OpenMP runtime is not entered. */
-#define CPU_PARALLEL(kernels, count, unit, call)                                                                       \
-    do {                                                                                                               \
-        const size_t count_ = (count), unit_ = (unit);                                                                 \
-        const int threads_ = (kernels)->threads;                                                                       \
-        if (threads_ == 1 || count_ <= unit_) {                                                                        \
-            const size_t begin = 0, end = count_;                                                                      \
-            const int thread = 0;                                                                                      \
-            (void)thread;                                                                                              \
-            if (count_ > 0) call;                                                                                      \
-        } else {                                                                                                       \
-            _Pragma("omp parallel for num_threads(threads_) schedule(static)") for (int thread = 0; thread < threads_; \
-                                                                                    thread++)                          \
-            {                                                                                                          \
-                const size_t begin = cpu_range(count_, unit_, thread, threads_).begin;                                 \
-                const size_t end = cpu_range(count_, unit_, thread, threads_).end;                                     \
-                if (begin < end) call;                                                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
-    } while (0)
+/* Cut 0 … count−1 into one share per thread, at multiples of unit, and run the task on each that is not empty. With one
+ * thread, or no more than one unit of work, this is a plain call. */
+void cpu_spread(struct kernels *kernels, cpu_task *task, const void *arguments, size_t count, size_t unit);
 
 #endif

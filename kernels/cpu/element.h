@@ -43,11 +43,6 @@ typedef uint16_t element;
 
 #define CHUNK 512
 
-/* The loop that follows has no dependence between iterations; buffers may be the same, never shifted. */
-#define SIMD _Pragma("omp simd")
-#define SIMD_SUM(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
-#define PRAGMA(...) _Pragma(#__VA_ARGS__)
-
 static inline size_t smaller(size_t a, size_t b)
 {
     return a < b ? a : b;

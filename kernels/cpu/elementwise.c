@@ -5,73 +5,95 @@
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/instance.h"
 
-static void add_run(element *out, const element *a, const element *b, size_t begin, size_t end)
+struct add {
+    element *out;
+    const element *a, *b;
+};
+
+static void add_share(const void *arguments, struct cpu_share share)
 {
+    const struct add *add = arguments;
     real a_buffer[CHUNK], b_buffer[CHUNK];
-    for (size_t at = begin; at < end; at += CHUNK) {
-        const size_t n = smaller(CHUNK, end - at);
-        const real *x = widen(a_buffer, a + at, n), *y = widen(b_buffer, b + at, n);
-        real *sum = place(a_buffer, out + at);
-        SIMD for (size_t i = 0; i < n; i++) sum[i] = x[i] + y[i];
-        narrow(out + at, sum, n);
+    for (size_t at = share.begin; at < share.end; at += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - at);
+        const real *a = widen(a_buffer, add->a + at, n), *b = widen(b_buffer, add->b + at, n);
+        real *sum = place(a_buffer, add->out + at);
+        SIMD for (size_t i = 0; i < n; i++) sum[i] = a[i] + b[i];
+        narrow(add->out + at, sum, n);
     }
 }
 
 void cpu_add(struct kernels *kernels, compute *out, const compute *a, const compute *b, size_t n)
 {
-    CPU_PARALLEL(kernels, n, CHUNK, add_run(out, a, b, begin, end));
+    const struct add add = {out, a, b};
+    cpu_spread(kernels, add_share, &add, n, CHUNK);
 }
 
-static void forward_run(element *y, const element *x, enum activation activation, size_t begin, size_t end)
+struct activation_pass {
+    element *out;
+    const element *x;
+    const element *dy; /* backward */
+    enum activation activation;
+};
+
+static void forward_share(const void *arguments, struct cpu_share share)
 {
+    const struct activation_pass *pass = arguments;
     real buffer[CHUNK];
-    for (size_t at = begin; at < end; at += CHUNK) {
-        const size_t n = smaller(CHUNK, end - at);
-        const real *in = widen(buffer, x + at, n);
-        real *out = place(buffer, y + at);
-        activate_run(out, in, activation, n);
-        narrow(y + at, out, n);
+    for (size_t at = share.begin; at < share.end; at += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - at);
+        const real *x = widen(buffer, pass->x + at, n);
+        real *y = place(buffer, pass->out + at);
+        activate_run(y, x, pass->activation, n);
+        narrow(pass->out + at, y, n);
     }
 }
 
 void cpu_activation_forward(struct kernels *kernels, compute *y, const compute *x, enum activation activation, size_t n)
 {
-    CPU_PARALLEL(kernels, n, CHUNK, forward_run(y, x, activation, begin, end));
+    const struct activation_pass pass = {y, x, NULL, activation};
+    cpu_spread(kernels, forward_share, &pass, n, CHUNK);
 }
 
-static void backward_run(element *dx, const element *dy, const element *x, enum activation activation, size_t begin,
-                         size_t end)
+static void backward_share(const void *arguments, struct cpu_share share)
 {
+    const struct activation_pass *pass = arguments;
     real dy_buffer[CHUNK], x_buffer[CHUNK];
-    for (size_t at = begin; at < end; at += CHUNK) {
-        const size_t n = smaller(CHUNK, end - at);
-        const real *in = widen(dy_buffer, dy + at, n);
-        real *out = place(dy_buffer, dx + at);
-        activation_slope_run(out, in, widen(x_buffer, x + at, n), activation, n);
-        narrow(dx + at, out, n);
+    for (size_t at = share.begin; at < share.end; at += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - at);
+        const real *dy = widen(dy_buffer, pass->dy + at, n), *x = widen(x_buffer, pass->x + at, n);
+        real *dx = place(dy_buffer, pass->out + at);
+        activation_slope_run(dx, dy, x, pass->activation, n);
+        narrow(pass->out + at, dx, n);
     }
 }
 
 void cpu_activation_backward(struct kernels *kernels, compute *dx, const compute *dy, const compute *x,
                              enum activation activation, size_t n)
 {
-    CPU_PARALLEL(kernels, n, CHUNK, backward_run(dx, dy, x, activation, begin, end));
+    const struct activation_pass pass = {dx, x, dy, activation};
+    cpu_spread(kernels, backward_share, &pass, n, CHUNK);
 }
 
-/* Rows of CHUNK elements; the last of a sequence may be short. */
-static void dropout_rows(element *out, const element *x, const struct dropout *dropout, size_t elements, size_t begin,
-                         size_t end)
+struct dropout_pass {
+    element *out;
+    const element *x;
+    const struct dropout *dropout;
+    size_t elements, runs; /* of a sequence; a run is CHUNK elements, the last may be short */
+};
+
+static void dropout_share(const void *arguments, struct cpu_share share)
 {
-    real x_buffer[CHUNK], factor[CHUNK];
-    const size_t rows_per_sequence = (elements + CHUNK - 1) / CHUNK;
-    for (size_t row = begin; row < end; row++) {
-        const size_t sequence = row / rows_per_sequence, first = row % rows_per_sequence * CHUNK;
-        const size_t n = smaller(CHUNK, elements - first), at = sequence * elements + first;
-        const real *in = widen(x_buffer, x + at, n);
-        real *kept = place(x_buffer, out + at);
-        dropout_factors(factor, dropout, dropout->sequence[sequence], first, n);
-        SIMD for (size_t i = 0; i < n; i++) kept[i] = factor[i] == 0 ? 0 : in[i] * factor[i];
-        narrow(out + at, kept, n);
+    const struct dropout_pass *pass = arguments;
+    real buffer[CHUNK], factor[CHUNK];
+    for (size_t run = share.begin; run < share.end; run++) {
+        const size_t sequence = run / pass->runs, first = run % pass->runs * CHUNK;
+        const size_t n = smaller(CHUNK, pass->elements - first), at = sequence * pass->elements + first;
+        const real *x = widen(buffer, pass->x + at, n);
+        real *kept = place(buffer, pass->out + at);
+        dropout_factors(factor, pass->dropout, pass->dropout->sequence[sequence], first, n);
+        SIMD for (size_t i = 0; i < n; i++) kept[i] = factor[i] == 0 ? 0 : x[i] * factor[i];
+        narrow(pass->out + at, kept, n);
     }
 }
 
@@ -83,6 +105,6 @@ void cpu_dropout(struct kernels *kernels, compute *out, const compute *x, const 
         if (out != x) memmove(out, x, batch * elements * sizeof(element));
         return;
     }
-    const size_t rows = batch * ((elements + CHUNK - 1) / CHUNK);
-    CPU_PARALLEL(kernels, rows, 1, dropout_rows(out, x, dropout, elements, begin, end));
+    const struct dropout_pass pass = {out, x, dropout, elements, (elements + CHUNK - 1) / CHUNK};
+    cpu_spread(kernels, dropout_share, &pass, batch * pass.runs, 1);
 }

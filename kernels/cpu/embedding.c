@@ -5,18 +5,29 @@
 #include "kernels/cpu/element.h"
 #include "kernels/cpu/instance.h"
 
-static void forward_rows(element *out, const int32_t *tokens, const element *wte, const element *wpe, size_t context,
-                         size_t width, size_t begin, size_t end)
+struct embedding {
+    element *out;
+    const element *wte, *wpe;
+    real *dwte, *dwpe;
+    const element *dout;
+    const int32_t *tokens;
+    size_t rows, context, width;
+};
+
+static void forward_rows(const void *arguments, struct cpu_share share)
 {
+    const struct embedding *e = arguments;
     real token_buffer[CHUNK], position_buffer[CHUNK];
-    for (size_t r = begin; r < end; r++) {
-        for (size_t c = 0; c < width; c += CHUNK) {
-            const size_t n = smaller(CHUNK, width - c);
-            const real *token = widen(token_buffer, wte + (size_t)tokens[r] * width + c, n);
-            const real *position = widen(position_buffer, wpe + r % context * width + c, n);
-            real *sum = place(token_buffer, out + r * width + c);
+    for (size_t r = share.begin; r < share.end; r++) {
+        const element *token_row = e->wte + (size_t)e->tokens[r] * e->width;
+        const element *position_row = e->wpe + r % e->context * e->width;
+        for (size_t c = 0; c < e->width; c += CHUNK) {
+            const size_t n = smaller(CHUNK, e->width - c);
+            const real *token = widen(token_buffer, token_row + c, n);
+            const real *position = widen(position_buffer, position_row + c, n);
+            real *sum = place(token_buffer, e->out + r * e->width + c);
             SIMD for (size_t i = 0; i < n; i++) sum[i] = token[i] + position[i];
-            narrow(out + r * width + c, sum, n);
+            narrow(e->out + r * e->width + c, sum, n);
         }
     }
 }
@@ -24,19 +35,26 @@ static void forward_rows(element *out, const int32_t *tokens, const element *wte
 void cpu_embedding_forward(struct kernels *kernels, compute *out, const int32_t *tokens, const compute *wte,
                            const compute *wpe, size_t batch, size_t context, size_t width)
 {
-    const size_t rows = batch * context;
-    CPU_PARALLEL(kernels, rows, 8, forward_rows(out, tokens, wte, wpe, context, width, begin, end));
+    const struct embedding e = {.out = out,
+                                .wte = wte,
+                                .wpe = wpe,
+                                .tokens = tokens,
+                                .rows = batch * context,
+                                .context = context,
+                                .width = width};
+    cpu_spread(kernels, forward_rows, &e, e.rows, 8);
 }
 
-static void backward_columns(real *dwte, real *dwpe, const element *dout, const int32_t *tokens, size_t rows,
-                             size_t context, size_t width, size_t begin, size_t end)
+static void backward_columns(const void *arguments, struct cpu_share share)
 {
+    const struct embedding *e = arguments;
     real buffer[CHUNK];
-    for (size_t c = begin; c < end; c += CHUNK) {
-        const size_t n = smaller(CHUNK, end - c);
-        for (size_t r = 0; r < rows; r++) {
-            const real *d = widen(buffer, dout + r * width + c, n);
-            real *token = dwte + (size_t)tokens[r] * width + c, *position = dwpe + r % context * width + c;
+    for (size_t c = share.begin; c < share.end; c += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - c);
+        for (size_t r = 0; r < e->rows; r++) {
+            const real *d = widen(buffer, e->dout + r * e->width + c, n);
+            real *token = e->dwte + (size_t)e->tokens[r] * e->width + c;
+            real *position = e->dwpe + r % e->context * e->width + c;
             SIMD for (size_t i = 0; i < n; i++)
             {
                 token[i] += d[i];
@@ -49,6 +67,12 @@ static void backward_columns(real *dwte, real *dwpe, const element *dout, const 
 void cpu_embedding_backward(struct kernels *kernels, wide *dwte, wide *dwpe, const compute *dout, const int32_t *tokens,
                             size_t batch, size_t context, size_t width)
 {
-    const size_t rows = batch * context;
-    CPU_PARALLEL(kernels, width, 16, backward_columns(dwte, dwpe, dout, tokens, rows, context, width, begin, end));
+    const struct embedding e = {.dwte = dwte,
+                                .dwpe = dwpe,
+                                .dout = dout,
+                                .tokens = tokens,
+                                .rows = batch * context,
+                                .context = context,
+                                .width = width};
+    cpu_spread(kernels, backward_columns, &e, width, 16);
 }

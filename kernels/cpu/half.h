@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/simd.h"
+
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -70,14 +72,12 @@ static inline uint16_t fp32_to_fp16(float x)
 
 static inline void widen_bf16(float *out, const uint16_t *in, size_t n)
 {
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) out[i] = bf16_to_fp32(in[i]);
+    SIMD for (size_t i = 0; i < n; i++) out[i] = bf16_to_fp32(in[i]);
 }
 
 static inline void narrow_bf16(uint16_t *out, const float *in, size_t n)
 {
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) out[i] = fp32_to_bf16(in[i]);
+    SIMD for (size_t i = 0; i < n; i++) out[i] = fp32_to_bf16(in[i]);
 }
 
 static inline void widen_fp16(float *out, const uint16_t *in, size_t n)
@@ -91,8 +91,7 @@ static inline void widen_fp16(float *out, const uint16_t *in, size_t n)
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(in + i))));
 #endif
-#pragma omp simd
-    for (size_t j = i; j < n; j++) out[j] = fp16_to_fp32(in[j]);
+    SIMD for (size_t j = i; j < n; j++) out[j] = fp16_to_fp32(in[j]);
 }
 
 static inline void narrow_fp16(uint16_t *out, const float *in, size_t n)
@@ -108,8 +107,7 @@ static inline void narrow_fp16(uint16_t *out, const float *in, size_t n)
         _mm_storeu_si128((__m128i *)(void *)(out + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #endif
-#pragma omp simd
-    for (size_t j = i; j < n; j++) out[j] = fp32_to_fp16(in[j]);
+    SIMD for (size_t j = i; j < n; j++) out[j] = fp32_to_fp16(in[j]);
 }
 
 #endif

@@ -100,16 +100,17 @@ static void multiply_panel(const struct rows_product *p, const struct panels *si
     if (!finished) finish_panel(p, result, stride, row, rows, column, columns);
 }
 
-static void multiply_rows(const struct rows_product *p, real *scratch, size_t begin, size_t end)
+static void multiply_rows(const void *arguments, struct cpu_share share)
 {
+    const struct rows_product *p = arguments;
     const struct panels size = choose_panels(p);
     const bool b_fits = !ELEMENT_IS_REAL && size.k >= p->k;
     for (size_t column = 0; column < p->n; column += size.n) {
         const size_t columns = smaller(size.n, p->n - column);
-        for (size_t row = begin, rows; row < end; row += rows) {
-            rows = smaller(size.rows, end - row);
-            const bool keep_b = b_fits && row > begin;
-            multiply_panel(p, &size, scratch, keep_b, row, rows, column, columns);
+        for (size_t row = share.begin, rows; row < share.end; row += rows) {
+            rows = smaller(size.rows, share.end - row);
+            const bool keep_b = b_fits && row > share.begin;
+            multiply_panel(p, &size, share.scratch, keep_b, row, rows, column, columns);
         }
     }
 }
@@ -121,8 +122,7 @@ static size_t row_stride(struct linear_shape shape)
 
 static void multiply(struct kernels *kernels, const struct rows_product *p, size_t rows)
 {
-    if (p->n == 0 || p->k == 0) return;
-    CPU_PARALLEL(kernels, rows, 16, multiply_rows(p, cpu_scratch(kernels, thread), begin, end));
+    cpu_spread(kernels, multiply_rows, p, p->n > 0 && p->k > 0 ? rows : 0, 16);
 }
 
 void cpu_linear_forward(struct kernels *kernels, compute *y, compute *pre, const compute *x, const compute *w,
@@ -169,13 +169,14 @@ struct weight_product {
     size_t rows, m, n, left_stride, right_stride;
 };
 
-/* Rows begin … end−1 of dw. */
-static void weight_rows(const struct weight_product *p, real *scratch, size_t begin, size_t end)
+/* The share's rows of dw. */
+static void weight_rows(const void *arguments, struct cpu_share share)
 {
+    const struct weight_product *p = arguments;
     const size_t side = ELEMENT_IS_REAL ? SIZE_MAX : 512;
-    real *left_panel = scratch, *right_panel = scratch + PANEL;
-    for (size_t i = begin, height; i < end; i += height) {
-        height = smaller(side, end - i);
+    real *left_panel = share.scratch, *right_panel = left_panel + PANEL;
+    for (size_t i = share.begin, height; i < share.end; i += height) {
+        height = smaller(side, share.end - i);
         for (size_t row = 0, terms; row < p->rows; row += terms) {
             terms = smaller(side, p->rows - row);
             const element *left = p->left + row * p->left_stride + i;
@@ -190,17 +191,24 @@ static void weight_rows(const struct weight_product *p, real *scratch, size_t be
     }
 }
 
-static void bias_columns(real *dbias, const element *dy, size_t rows, size_t stride, size_t begin, size_t end)
+struct bias_sums {
+    real *dbias;
+    const element *dy;
+    size_t rows, stride;
+};
+
+static void bias_columns(const void *arguments, struct cpu_share share)
 {
+    const struct bias_sums *b = arguments;
     real buffer[CHUNK], sum[CHUNK];
-    for (size_t c = begin; c < end; c += CHUNK) {
-        const size_t n = smaller(CHUNK, end - c);
+    for (size_t c = share.begin; c < share.end; c += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - c);
         memset(sum, 0, n * sizeof *sum);
-        for (size_t r = 0; r < rows; r++) {
-            const real *d = widen(buffer, dy + r * stride + c, n);
+        for (size_t r = 0; r < b->rows; r++) {
+            const real *d = widen(buffer, b->dy + r * b->stride + c, n);
             SIMD for (size_t i = 0; i < n; i++) sum[i] += d[i];
         }
-        SIMD for (size_t i = 0; i < n; i++) dbias[c + i] += sum[i];
+        SIMD for (size_t i = 0; i < n; i++) b->dbias[c + i] += sum[i];
     }
 }
 
@@ -212,7 +220,7 @@ void cpu_linear_backward_weight(struct kernels *kernels, wide *dw, wide *dbias, 
     struct weight_product p = {dw, x, dy, shape.rows, shape.in, shape.out, shape.in, stride};
     if (shape.layout == WEIGHT_OUT_IN)
         p = (struct weight_product){dw, dy, x, shape.rows, shape.out, shape.in, stride, shape.in};
-    CPU_PARALLEL(kernels, p.m, 16, weight_rows(&p, cpu_scratch(kernels, thread), begin, end));
-    if (!dbias) return;
-    CPU_PARALLEL(kernels, shape.out, 16, bias_columns(dbias, dy, shape.rows, stride, begin, end));
+    cpu_spread(kernels, weight_rows, &p, p.m, 16);
+    const struct bias_sums sums = {dbias, dy, shape.rows, stride};
+    if (dbias) cpu_spread(kernels, bias_columns, &sums, shape.out, 16);
 }

@@ -75,10 +75,11 @@ static void gradient_row(element *x, int32_t target, struct log_sum lse, real se
     }
 }
 
-static void cross_entropy_rows(const struct cross_entropy *ce, double *loss, size_t begin, size_t end)
+static void cross_entropy_rows(const void *arguments, struct cpu_share share)
 {
+    const struct cross_entropy *ce = arguments;
     double sum = 0;
-    for (size_t r = begin; r < end; r++) {
+    for (size_t r = share.begin; r < share.end; r++) {
         element *x = ce->logits + r * ce->stride;
         if (ce->weight[r] == 0) {
             if (ce->seed) memset(x, 0, ce->stride * sizeof *x);
@@ -92,29 +93,25 @@ static void cross_entropy_rows(const struct cross_entropy *ce, double *loss, siz
         gradient_row(x, ce->target[r], lse, ce->seed[r], ce->classes);
         memset(x + ce->classes, 0, (ce->stride - ce->classes) * sizeof *x);
     }
-    *loss = sum;
+    *(double *)share.scratch = sum;
 }
 
-/* The threads' sums, which stand at the start of their scratch memory, in thread order. */
-static double sum_of_threads(struct kernels *kernels)
+/* Spread the rows; each share leaves its sum at the start of its scratch memory, where they are added in thread order.
+ */
+static double sum_rows(struct kernels *kernels, cpu_task *task, const void *arguments, size_t rows, size_t unit)
 {
     double sum = 0;
+    for (int thread = 0; thread < kernels->threads; thread++) *(double *)cpu_scratch(kernels, thread) = 0;
+    cpu_spread(kernels, task, arguments, rows, unit);
     for (int thread = 0; thread < kernels->threads; thread++) sum += *(double *)cpu_scratch(kernels, thread);
     return sum;
-}
-
-static void clear_threads(struct kernels *kernels)
-{
-    for (int thread = 0; thread < kernels->threads; thread++) *(double *)cpu_scratch(kernels, thread) = 0;
 }
 
 void cpu_cross_entropy(struct kernels *kernels, compute *logits, const int32_t *target, const double *weight,
                        const wide *seed, size_t rows, size_t classes, size_t stride, double *loss_sum)
 {
     const struct cross_entropy ce = {logits, target, weight, seed, classes, stride};
-    clear_threads(kernels);
-    CPU_PARALLEL(kernels, rows, 8, cross_entropy_rows(&ce, cpu_scratch(kernels, thread), begin, end));
-    *loss_sum += sum_of_threads(kernels);
+    *loss_sum += sum_rows(kernels, cross_entropy_rows, &ce, rows, 8);
 }
 
 struct squared_error {
@@ -147,10 +144,11 @@ static double squared_error_row(element *gradient, const element *prediction, co
     return sum;
 }
 
-static void squared_error_rows(const struct squared_error *se, double *loss, size_t begin, size_t end)
+static void squared_error_rows(const void *arguments, struct cpu_share share)
 {
+    const struct squared_error *se = arguments;
     double sum = 0;
-    for (size_t r = begin; r < end; r++) {
+    for (size_t r = share.begin; r < share.end; r++) {
         const size_t at = r * se->outputs;
         element *gradient = se->seed ? se->gradient + at : NULL;
         if (se->weight[r] == 0) {
@@ -161,7 +159,7 @@ static void squared_error_rows(const struct squared_error *se, double *loss, siz
         const double squares = squared_error_row(gradient, se->prediction + at, se->target + at, slope, se->outputs);
         sum += se->weight[r] * se->factor * squares;
     }
-    *loss = sum;
+    *(double *)share.scratch = sum;
 }
 
 void cpu_squared_error(struct kernels *kernels, compute *gradient, const compute *prediction, const double *target,
@@ -169,7 +167,5 @@ void cpu_squared_error(struct kernels *kernels, compute *gradient, const compute
                        double *loss_sum)
 {
     const struct squared_error se = {gradient, prediction, target, weight, seed, factor, outputs};
-    clear_threads(kernels);
-    CPU_PARALLEL(kernels, rows, 64, squared_error_rows(&se, cpu_scratch(kernels, thread), begin, end));
-    *loss_sum += sum_of_threads(kernels);
+    *loss_sum += sum_rows(kernels, squared_error_rows, &se, rows, 64);
 }

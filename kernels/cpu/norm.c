@@ -13,6 +13,23 @@ struct moments {
     real mean, rstd;
 };
 
+struct forward {
+    element *y, *sum;
+    real *mean, *rstd;
+    const element *x, *residual, *weight, *bias;
+    size_t width;
+};
+
+struct backward {
+    element *dx;
+    const element *dresidual;
+    real *dweight, *dbias;
+    const element *dy, *x;
+    const real *mean, *rstd;
+    const element *weight;
+    size_t rows, width;
+};
+
 static real sqrt_real(real x)
 {
     return (real)sqrt((double)x);
@@ -66,19 +83,20 @@ static void normalise_row(element *y, const element *x, struct moments m, const 
     }
 }
 
-static void forward_rows(element *y, element *sum, real *mean, real *rstd, const element *x, const element *residual,
-                         const element *weight, const element *bias, size_t width, size_t begin, size_t end)
+static void forward_rows(const void *arguments, struct cpu_share share)
 {
-    for (size_t r = begin; r < end; r++) {
-        const element *row = x + r * width;
-        if (residual) {
-            add_row(sum + r * width, row, residual + r * width, width);
-            row = sum + r * width;
+    const struct forward *f = arguments;
+    for (size_t r = share.begin; r < share.end; r++) {
+        const size_t at = r * f->width;
+        const element *row = f->x + at;
+        if (f->residual) {
+            add_row(f->sum + at, row, f->residual + at, f->width);
+            row = f->sum + at;
         }
-        const struct moments m = row_moments(row, width);
-        normalise_row(y + r * width, row, m, weight, bias, width);
-        mean[r] = m.mean;
-        rstd[r] = m.rstd;
+        const struct moments m = row_moments(row, f->width);
+        normalise_row(f->y + at, row, m, f->weight, f->bias, f->width);
+        f->mean[r] = m.mean;
+        f->rstd[r] = m.rstd;
     }
 }
 
@@ -86,8 +104,8 @@ void cpu_layernorm_forward(struct kernels *kernels, compute *y, compute *sum, wi
                            const compute *residual, const compute *weight, const compute *bias, size_t rows,
                            size_t width)
 {
-    if (width == 0) return;
-    CPU_PARALLEL(kernels, rows, 8, forward_rows(y, sum, mean, rstd, x, residual, weight, bias, width, begin, end));
+    const struct forward f = {y, sum, mean, rstd, x, residual, weight, bias, width};
+    cpu_spread(kernels, forward_rows, &f, width > 0 ? rows : 0, 8);
 }
 
 /* With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)). */
@@ -125,37 +143,39 @@ static void backward_row(element *dx, const element *dresidual, const element *d
     }
 }
 
-static void backward_rows(element *dx, const element *dresidual, const element *dy, const element *x, const real *mean,
-                          const real *rstd, const element *weight, size_t width, size_t begin, size_t end)
+static void backward_rows(const void *arguments, struct cpu_share share)
 {
-    for (size_t r = begin; r < end; r++) {
-        const struct moments m = {mean[r], rstd[r]};
-        backward_row(dx + r * width, dresidual ? dresidual + r * width : NULL, dy + r * width, x + r * width, m, weight,
-                     width);
+    const struct backward *b = arguments;
+    for (size_t r = share.begin; r < share.end; r++) {
+        const size_t at = r * b->width;
+        const struct moments m = {b->mean[r], b->rstd[r]};
+        const element *dresidual = b->dresidual ? b->dresidual + at : NULL;
+        backward_row(b->dx + at, dresidual, b->dy + at, b->x + at, m, b->weight, b->width);
     }
 }
 
 /* Sums over rows, spread over columns: the same order whatever the number of threads. */
-static void backward_columns(real *dweight, real *dbias, const element *dy, const element *x, const real *mean,
-                             const real *rstd, size_t rows, size_t width, size_t begin, size_t end)
+static void backward_columns(const void *arguments, struct cpu_share share)
 {
+    const struct backward *b = arguments;
     real dy_buffer[CHUNK], x_buffer[CHUNK], weight_sum[CHUNK], bias_sum[CHUNK];
-    for (size_t c = begin; c < end; c += CHUNK) {
-        const size_t n = smaller(CHUNK, end - c);
+    for (size_t c = share.begin; c < share.end; c += CHUNK) {
+        const size_t n = smaller(CHUNK, share.end - c);
         memset(weight_sum, 0, n * sizeof *weight_sum);
         memset(bias_sum, 0, n * sizeof *bias_sum);
-        for (size_t r = 0; r < rows; r++) {
-            const real *d = widen(dy_buffer, dy + r * width + c, n), *v = widen(x_buffer, x + r * width + c, n);
-            const struct moments m = {mean[r], rstd[r]};
+        for (size_t r = 0; r < b->rows; r++) {
+            const size_t at = r * b->width + c;
+            const real *d = widen(dy_buffer, b->dy + at, n), *v = widen(x_buffer, b->x + at, n);
+            const struct moments m = {b->mean[r], b->rstd[r]};
             SIMD for (size_t i = 0; i < n; i++)
             {
                 weight_sum[i] += d[i] * ((v[i] - m.mean) * m.rstd);
                 bias_sum[i] += d[i];
             }
         }
-        SIMD for (size_t i = 0; i < n; i++) dweight[c + i] += weight_sum[i];
-        if (!dbias) continue;
-        SIMD for (size_t i = 0; i < n; i++) dbias[c + i] += bias_sum[i];
+        SIMD for (size_t i = 0; i < n; i++) b->dweight[c + i] += weight_sum[i];
+        if (!b->dbias) continue;
+        SIMD for (size_t i = 0; i < n; i++) b->dbias[c + i] += bias_sum[i];
     }
 }
 
@@ -163,6 +183,7 @@ void cpu_layernorm_backward(struct kernels *kernels, compute *dx, const compute 
                             const compute *dy, const compute *x, const wide *mean, const wide *rstd,
                             const compute *weight, size_t rows, size_t width)
 {
-    CPU_PARALLEL(kernels, width, 16, backward_columns(dweight, dbias, dy, x, mean, rstd, rows, width, begin, end));
-    CPU_PARALLEL(kernels, rows, 8, backward_rows(dx, dresidual, dy, x, mean, rstd, weight, width, begin, end));
+    const struct backward b = {dx, dresidual, dweight, dbias, dy, x, mean, rstd, weight, rows, width};
+    cpu_spread(kernels, backward_columns, &b, width, 16);
+    cpu_spread(kernels, backward_rows, &b, width > 0 ? rows : 0, 8);
 }

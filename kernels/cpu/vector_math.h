@@ -88,7 +88,7 @@ static inline double normal_cdf(double x, double gauss)
 
 #else
 
-#define MATH_LOOP _Pragma("omp simd")
+#define MATH_LOOP SIMD
 
 static inline float exp_real(float x)
 {

@@ -2,6 +2,8 @@
  * Real fp16 and bf16: conversions bit by bit, overflow where the type overflows, NaN never hidden, wide accumulators;
  * and the optimizer's numbers worked out by hand.
  */
+#include <dirent.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "kernels/philox.h"
@@ -529,6 +531,41 @@ static void the_same_call_gives_the_same_bits(void **state)
     for_each_instance(same_bits_twice);
 }
 
+static size_t threads_of_this_process(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    size_t count = 0;
+    for (struct dirent *entry; (entry = readdir(tasks));) count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+static void *multiply_in_a_thread(void *added)
+{
+    enum { SIDE = 400 };
+    struct kernels *k = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP32, .threads = 3});
+    float *square = calloc(SIDE * SIDE, sizeof *square), *product = calloc(SIDE * SIDE, sizeof *product);
+    const size_t before = threads_of_this_process();
+    k->table->linear_forward(k, product, NULL, square, square, NULL,
+                             (struct linear_shape){SIDE, SIDE, SIDE, WEIGHT_IN_OUT, 0}, ACTIVATE_NONE);
+    *(size_t *)added = threads_of_this_process() - before;
+    free(square), free(product);
+    kernels_close(k);
+    return NULL;
+}
+
+/* However many the machine has room for: they would wait for each other. */
+static void blas_starts_no_threads_beside_those_of_the_kernels(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    size_t added = 1;
+    assert_int_equal(pthread_create(&thread, NULL, multiply_in_a_thread, &added), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(added, 0);
+}
+
 static void the_backend_takes_the_best_instruction_set(void **state)
 {
     (void)state;
@@ -570,6 +607,7 @@ int main(void)
         cmocka_unit_test(a_master_of_one_moves_by_steps_that_its_type_cannot_hold),
         cmocka_unit_test(dropout_keeps_its_share_and_depends_on_the_sequence_alone),
         cmocka_unit_test(the_same_call_gives_the_same_bits),
+        cmocka_unit_test(blas_starts_no_threads_beside_those_of_the_kernels),
         cmocka_unit_test(the_backend_takes_the_best_instruction_set),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
