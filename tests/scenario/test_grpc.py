@@ -83,7 +83,7 @@ class Grpc(harness.Scenario):
         running = self.start(job).until_step(1)
         stub = control_pb2_grpc.ControlStub(self.channel(running))
         lazy = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60)
-        running.until_step(20000, limit=60)  # some 14 MB of lines, more than the coordinator queues for one watcher
+        running.until_step(20000, limit=240)  # some 14 MB of lines, more than the coordinator queues for one watcher
         for pid in running.ranks().values():
             os.kill(pid, signal.SIGSTOP)  # so that no new line wakes anybody
         self.assertEqual([next(lazy).step for _ in range(20000)], list(range(1, 20001)))
