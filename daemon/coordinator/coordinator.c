@@ -200,13 +200,18 @@ static void fill_ready(const struct coordinator *coordinator, struct coordinator
     memcpy(ready->secret, coordinator->secret, SECRET_BYTES);
 }
 
+static void say_ready(int notes, const struct coordinator_ready *ready)
+{
+    if (write(notes, ready, sizeof *ready) < 0) {
+    } /* rank 0 is gone: the loop will see the other pipe's end, and end in order */
+}
+
 /* From here on a death leaves something behind. */
-static int say_opening(const struct coordinator *coordinator, struct error *error)
+static void say_opening(const struct coordinator *coordinator)
 {
     struct coordinator_ready opening = {.opening = true};
     fill_ready(coordinator, &opening);
-    if (write(coordinator->notes, &opening, sizeof opening) == sizeof opening) return 0;
-    return error_set(error, STATUS_INTERNAL, "rank 0 ended while the coordinator started");
+    say_ready(coordinator->notes, &opening);
 }
 
 /* Once the run directory is ours, everything that fails leaves a result.json there. */
@@ -219,13 +224,14 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     coordinator->workers = calloc(options->ranks, sizeof *coordinator->workers);
     coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
     if (!coordinator->workers || !coordinator->line_buffer) return error_set(error, STATUS_INTERNAL, "out of memory");
+    say_opening(coordinator);
     int status;
-    if ((status = say_opening(coordinator, error)) || (status = make_secrets(coordinator, error)) ||
-        (status = open_loop(coordinator, life, error)) ||
+    if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
         (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
-                                 options->one_host, &coordinator->leftovers, error)) ||
-        (status = say_opening(coordinator, error)) ||
-        (status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(), error)) ||
+                                 options->one_host, &coordinator->leftovers, error)))
+        return status;
+    say_opening(coordinator);
+    if ((status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(), error)) ||
         (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
         return status;
     const struct connection_facts facts = {
@@ -304,7 +310,8 @@ static void coordinator_process(const struct coordinator_options *options, int l
         }
         fill_ready(coordinator, &ready);
     }
-    if (write(notes, &ready, sizeof ready) != sizeof ready || ready.error.status || ready.finished) return;
+    say_ready(notes, &ready);
+    if (ready.error.status || ready.finished) return;
     uv_run(&coordinator->loop, UV_RUN_DEFAULT);
     close_all(coordinator);
 }
