@@ -25,8 +25,9 @@ MPI = {
     "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_plm_rsh_agent": "",
 }
 
-# "Within 2 seconds" is said of a machine that has nothing else to do.
-PROMPT = 2.0 if os.getloadavg()[0] < 1.5 * os.cpu_count() else 10.0
+# What ends must end promptly. The promise is 2 seconds on a machine that has nothing else to do: GACC_PROMPT=2 holds it to that.
+# A suite that others share the machine with only has to see that nothing hangs.
+PROMPT = float(os.environ.get("GACC_PROMPT", 10))
 
 
 class Finished:
