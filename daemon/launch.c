@@ -23,6 +23,8 @@
 /* A launcher ends the other ranks sooner than that once rank 0 has failed; where none does there is no rank 0 to speak.
  */
 #define ALONE_SECONDS 3
+/* Open MPI's mpirun ends a failed job in one second when other ranks are still there, in two when none is. */
+#define STAY_MICROSECONDS 200000
 
 struct launch {
     const struct launch_options *options;
@@ -380,5 +382,6 @@ int launch_run(const struct launch_options *options)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
                launch.job->job->output);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
-    return is_first ? -status : 0; /* the others end first, and with 0, so that the launcher returns rank 0's status */
+    if (!is_first && status) usleep(STAY_MICROSECONDS);
+    return is_first ? -status : 0; /* the others end with 0, so that the launcher returns rank 0's status */
 }
