@@ -35,6 +35,7 @@ class Deaths(faults.Faults):
         try:
             job.process.wait(5)
         except harness.subprocess.TimeoutExpired:
+            who = "mpirun"
             job.process.kill()  # when a rank dies while it connects, Open MPI 4.1's mpirun can wait for itself forever
             since = time.monotonic()
         done = self.ended(job, since)
