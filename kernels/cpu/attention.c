@@ -18,6 +18,8 @@
 #define KEYS 32
 #define LANES 16
 
+struct ahead;
+
 /* One head of one sequence. */
 struct head {
     const element *q, *k, *v; /* rows of `packed` elements */
@@ -26,6 +28,7 @@ struct head {
     real scale;                    /* 1/√size */
     const struct dropout *dropout; /* NULL: none */
     uint64_t sequence, first_element;
+    const struct ahead *ahead;
 };
 
 /* A call: each head of each sequence is a task. */
@@ -39,6 +42,16 @@ struct attention {
     const struct dropout *dropout;
     struct attention_shape shape;
     size_t rows_limit; /* see struct cpu */
+};
+
+/* The rows of the next task: short pieces far apart, which the processor does not fetch of its own accord. */
+struct ahead {
+    struct {
+        const element *rows;
+        size_t stride;
+        bool written;
+    } arrays[8];
+    size_t count;
 };
 
 /* What is wanted of a block of queries: rows as real, and transposed for the scores. */
@@ -152,6 +165,21 @@ static void draw_factors(const struct head *head, const struct query_block *q, c
     transpose(factors + p->column, QUERIES, (struct matrix){drawn, KEYS}, p->columns - p->column, p->keys, 1);
 }
 
+/* While the last block of queries meets key j of the pair, fetch the rows of that number of the next task. */
+static void fetch_ahead(const struct head *head, const struct query_block *q, const struct pair *p, size_t j)
+{
+    if (q->first + q->rows < head->context) return;
+    for (size_t a = 0; a < head->ahead->count; a++) {
+        const element *row = head->ahead->arrays[a].rows + (p->key + j) * head->ahead->arrays[a].stride;
+        for (size_t d = 0; d < head->size; d += 64 / sizeof *row) {
+            if (head->ahead->arrays[a].written)
+                __builtin_prefetch(row + d, 1, 2);
+            else
+                __builtin_prefetch(row + d, 0, 2);
+        }
+    }
+}
+
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* Maxima with this pair's keys, and what sums so far have to be multiplied by. NaN are left to the exponentials. */
@@ -181,6 +209,7 @@ static void exponentials(const struct head *head, struct query_block *q, const s
     const size_t end = padded(p->columns);
     for (size_t j = 0; j < p->keys; j++) {
         const size_t begin = lane_of(first_seeing(q, p, j));
+        fetch_ahead(head, q, p, j);
         real *row = scores + j * QUERIES;
         for (size_t i = p->column; i < begin; i++) row[i] = 0;
         MATH_LOOP for (size_t i = begin; i < end; i++)
@@ -254,11 +283,25 @@ static size_t task_offset(const struct head *head, struct attention_shape shape,
     return task / shape.heads * shape.context * head->width + task % shape.heads * head->size;
 }
 
+static struct ahead forward_ahead(const struct attention *a, size_t task)
+{
+    const struct head next = head_at(a->qkv, a->dropout, a->shape, task);
+    return (struct ahead){
+        .arrays = {{next.q, next.packed, false},
+                   {next.k, next.packed, false},
+                   {next.v, next.packed, false},
+                   {a->out + task_offset(&next, a->shape, task), next.width, true}},
+        .count = 4,
+    };
+}
+
 static void forward_heads(const void *arguments, struct cpu_share share)
 {
     const struct attention *a = arguments;
     for (size_t task = share.begin; task < share.end; task++) {
-        const struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        const struct ahead ahead = task + 1 < share.end ? forward_ahead(a, task + 1) : (struct ahead){.count = 0};
+        head.ahead = &ahead;
         forward_head(&head, a->out + task_offset(&head, a->shape, task), a->lse_out + task * a->shape.context,
                      share.scratch);
     }
@@ -311,6 +354,7 @@ static void score_gradients(const struct head *head, const struct query_block *q
     for (size_t j = 0; j < p->keys; j++) {
         const size_t seeing = first_seeing(q, p, j);
         real *row = scores + j * QUERIES, *drow = dscores + j * QUERIES;
+        fetch_ahead(head, q, p, j);
         if (head->dropout) {
             const real *factor = factors + j * QUERIES;
             MATH_LOOP for (size_t i = lane_of(seeing); i < end; i++)
@@ -393,22 +437,46 @@ static void backward_keys(const struct head *head, const struct gradients *g, co
     }
 }
 
+static struct gradients gradients_at(const struct attention *a, const struct head *head, size_t task)
+{
+    const size_t offset = task_offset(head, a->shape, task);
+    element *dq = a->dqkv + (head->q - a->qkv);
+    return (struct gradients){
+        .dq = dq,
+        .dk = dq + head->width,
+        .dv = dq + 2 * head->width,
+        .dout = a->dout + offset,
+        .out = a->result + offset,
+        .lse = a->lse + task * a->shape.context,
+    };
+}
+
+static struct ahead backward_ahead(const struct attention *a, size_t task)
+{
+    const struct head next = head_at(a->qkv, a->dropout, a->shape, task);
+    const struct gradients g = gradients_at(a, &next, task);
+    return (struct ahead){
+        .arrays = {{next.q, next.packed, false},
+                   {next.k, next.packed, false},
+                   {next.v, next.packed, false},
+                   {g.dout, next.width, false},
+                   {g.out, next.width, false},
+                   {g.dq, next.packed, true},
+                   {g.dk, next.packed, true},
+                   {g.dv, next.packed, true}},
+        .count = 8,
+    };
+}
+
 static void backward_heads(const void *arguments, struct cpu_share share)
 {
     const struct attention *a = arguments;
     for (size_t task = share.begin; task < share.end; task++) {
-        const struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        struct head head = head_at(a->qkv, a->dropout, a->shape, task);
+        const struct ahead ahead = task + 1 < share.end ? backward_ahead(a, task + 1) : (struct ahead){.count = 0};
+        head.ahead = &ahead;
         const struct blocks b = cut_scratch(share.scratch, &head);
-        const size_t offset = task_offset(&head, a->shape, task);
-        element *dq = a->dqkv + (head.q - a->qkv);
-        const struct gradients g = {
-            .dq = dq,
-            .dk = dq + head.width,
-            .dv = dq + 2 * head.width,
-            .dout = a->dout + offset,
-            .out = a->result + offset,
-            .lse = a->lse + task * a->shape.context,
-        };
+        const struct gradients g = gradients_at(a, &head, task);
         const bool keys_fit = head.context <= smaller(b.rows, a->rows_limit);
         backward_queries(&head, &g, &b, keys_fit);
         if (!keys_fit) backward_keys(&head, &g, &b);

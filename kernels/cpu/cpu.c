@@ -6,6 +6,7 @@
 #include <cblas.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/pool.h"
 
@@ -58,6 +59,15 @@ void cpu_close(struct kernels *kernels)
     free(cpu);
 }
 
+/* On huge pages where the system has them: walking its page table is what such memory costs most. */
+static char *scratch_new(size_t bytes)
+{
+    const size_t page = (size_t)2 << 20;
+    char *memory = aligned_alloc(page, (bytes + page - 1) / page * page);
+    if (memory) madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
 struct kernels *cpu_open_variant(const struct kernels_options *options, enum cpu_variant variant)
 {
     if (!machine_has(variant)) return NULL;
@@ -72,7 +82,7 @@ struct kernels *cpu_open_variant(const struct kernels_options *options, enum cpu
         .real_size = dtype_size(dtype_wide(type)),
         .attention_rows = SIZE_MAX,
     };
-    cpu->scratch = aligned_alloc(4096, (size_t)threads * CPU_SCRATCH_REALS * cpu->real_size);
+    cpu->scratch = scratch_new((size_t)threads * CPU_SCRATCH_REALS * cpu->real_size);
     if (threads > 1) cpu->pool = pool_open(threads);
     if (cpu->scratch && (cpu->pool || threads == 1)) return &cpu->head;
     cpu_close(&cpu->head);

@@ -23,7 +23,7 @@ struct cpu {
     size_t real_size;
     size_t attention_rows; /* attention sums the gradients of at most so many keys of a head at once */
     struct pool *pool;     /* NULL with one thread */
-    char *scratch;         /* [threads][CPU_SCRATCH_REALS] of wide, aligned to a page */
+    char *scratch;         /* [threads][CPU_SCRATCH_REALS] of wide, aligned to a (huge) page */
 };
 
 static inline void *cpu_scratch(struct kernels *kernels, int thread)

@@ -1,14 +1,16 @@
 /*
- * kernels_bench [TYPE [THREADS]]: every kernel at the shapes of nanoGPT's CPU recipe (4 layers, 4 heads, 128 wide,
- * context 64, micro-batches of 12), best of many runs. Products are set against bare BLAS calls of the same shapes in
- * the same run; the last lines add the calls of one micro-batch up: how much all that is not a product costs beside the
- * products, and which share of the rate of bare products is left.
+ * kernels [TYPE [THREADS]]: every kernel at the shapes of nanoGPT's CPU recipe (4 layers, 4 heads, 128 wide, context
+ * 64, micro-batches of 12), twice: hot, the best of many runs on the same buffers, and streamed, the median over
+ * buffers that are met in turn and have left the cache meanwhile, as a model's do. Products are set against bare BLAS
+ * calls of the same shapes, hot and streamed in the same run. The last lines add up the calls of one micro-batch: what
+ * all that is not a product costs beside the products, and which share of the rate of bare products is left.
  */
 #include <cblas.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "kernels/kernels.h"
@@ -19,8 +21,11 @@ enum { PARAMETERS = LAYERS * 12 * WIDTH * WIDTH + (VOCAB + CONTEXT) * WIDTH };
 static struct kernels *kernels;
 static const struct kernel_table *table;
 
-/* Buffers, each large enough for every use: activations, parameters, and what is wide or double. */
-static void *act[6], *weight, *small;
+/* Buffers, each large enough for every use: activations (of the set that is in use), parameters, and what is wide or
+ * double. */
+enum { SETS = 16, ACTIVATIONS = 5 };
+static void *sets[SETS][ACTIVATIONS], **act = sets[0], *weight, *small;
+static float *bare_weight;
 static void *grad, *moment[2], *master, *rows_wide[2];
 static double ones[ROWS], targets[ROWS];
 static int32_t tokens[ROWS];
@@ -34,17 +39,39 @@ static double now(void)
 
 static void refill(void);
 
-#define BEST_OF(seconds, call)                    \
-    do {                                          \
-        seconds = 1e9;                            \
-        refill();                                 \
-        for (int run_ = 0; run_ < 60; run_++) {   \
-            const double start_ = now();          \
-            call;                                 \
-            const double took_ = now() - start_;  \
-            if (took_ < seconds) seconds = took_; \
-        }                                         \
-    } while (0)
+struct timing {
+    double hot, streamed; /* seconds */
+};
+
+enum { HOT_RUNS = 40, STREAMED_RUNS = 2 * SETS };
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double seconds_of(void (*call)(const void *), const void *argument)
+{
+    const double start = now();
+    call(argument);
+    return now() - start;
+}
+
+static struct timing measure(void (*call)(const void *), const void *argument)
+{
+    double hot[HOT_RUNS], streamed[STREAMED_RUNS];
+    refill();
+    for (size_t i = 0; i < HOT_RUNS; i++) hot[i] = seconds_of(call, argument);
+    for (size_t i = 0; i < STREAMED_RUNS; i++) {
+        act = sets[i % SETS];
+        streamed[i] = seconds_of(call, argument);
+    }
+    act = sets[0];
+    qsort(hot, HOT_RUNS, sizeof *hot, ascending);
+    qsort(streamed, STREAMED_RUNS, sizeof *streamed, ascending);
+    return (struct timing){hot[0], streamed[STREAMED_RUNS / 2]};
+}
 
 /* --- what one micro-batch is made of ---------------------------------------------------------------------------------
  */
@@ -54,7 +81,7 @@ struct entry {
     void (*call)(void);
     int calls;           /* per micro-batch */
     double flops, bytes; /* per call: products count flops, the rest the bytes they move (in fp32) */
-    enum { PRODUCT, REST, PER_STEP } kind;
+    enum { PRODUCT, REST } kind;
     enum CBLAS_TRANSPOSE ta, tb; /* the bare product */
     int m, n, k;
 };
@@ -229,13 +256,12 @@ static const struct entry entries[] = {
     {"dropout", dropout, 0, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
     {"attention fwd dropout", attention_forward_dropout, 0, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
     {"squared error", squared_error, 0, MOVES(2.0 * ROWS), N, N, 0, 0, 0},
-    {"cast", cast, 0, 0, 8.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
-    {"accumulate", accumulate, 0, 0, 12.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
-    {"check", check, 0, 0, 4.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
-    {"update", update, 0, 0, 28.0 * PARAMETERS, PER_STEP, N, N, 0, 0, 0},
-    {"attention fwd 1024×64×2", large_attention_forward, 0, 4.0 * 2 * 64 * 1024 * 1024 / 2, 0, PER_STEP, N, N, 0, 0, 0},
-    {"attention bwd 1024×64×2", large_attention_backward, 0, 10.0 * 2 * 64 * 1024 * 1024 / 2, 0, PER_STEP, N, N, 0, 0,
-     0},
+    {"cast", cast, 0, 0, 8.0 * PARAMETERS, REST, N, N, 0, 0, 0},
+    {"accumulate", accumulate, 0, 0, 12.0 * PARAMETERS, REST, N, N, 0, 0, 0},
+    {"check", check, 0, 0, 4.0 * PARAMETERS, REST, N, N, 0, 0, 0},
+    {"update", update, 0, 0, 28.0 * PARAMETERS, REST, N, N, 0, 0, 0},
+    {"attention fwd 1024×64×2", large_attention_forward, 0, 4.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0},
+    {"attention bwd 1024×64×2", large_attention_backward, 0, 10.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -243,12 +269,19 @@ static const struct entry entries[] = {
 /* --- running it
  * ------------------------------------------------------------------------------------------------------- */
 
-static double bare_product(const struct entry *e, float *a, float *b, float *c)
+static void call_kernel(const void *entry)
 {
-    double seconds;
-    BEST_OF(seconds, cblas_sgemm(CblasRowMajor, e->ta, e->tb, e->m, e->n, e->k, 1, a, e->ta == T ? e->m : e->k, b,
-                                 e->tb == T ? e->k : e->n, e->ta == T ? 1 : 0, c, e->n));
-    return seconds;
+    ((const struct entry *)entry)->call();
+}
+
+/* A weight's gradient stays where it is from micro-batch to micro-batch, and so does the weight. */
+static void call_bare(const void *entry)
+{
+    const struct entry *e = entry;
+    const bool gradient = e->ta == T;
+    cblas_sgemm(CblasRowMajor, e->ta, e->tb, e->m, e->n, e->k, 1, act[0], gradient ? e->m : e->k,
+                gradient ? act[1] : bare_weight, e->tb == T ? e->k : e->n, gradient, gradient ? bare_weight : act[2],
+                e->n);
 }
 
 static double reals[ROWS * 4 * WIDTH > PARAMETERS ? ROWS * 4 * WIDTH : PARAMETERS];
@@ -268,7 +301,8 @@ static void refill(void)
     const size_t activations = ROWS * 4 * WIDTH;
     for (size_t i = 0; i < COUNT(reals); i++) reals[i] = 0.3 * sin(1.7 * (double)i);
     set_wide(master, COUNT(reals));
-    for (size_t i = 0; i < COUNT(act); i++) table->cast(kernels, act[i], master, activations);
+    for (size_t s = 0; s < SETS; s++)
+        for (size_t i = 0; i < ACTIVATIONS; i++) table->cast(kernels, sets[s][i], master, activations);
     table->cast(kernels, weight, master, PARAMETERS);
     table->cast(kernels, small, master, WIDTH * CONTEXT);
     set_wide(grad, PARAMETERS);
@@ -276,12 +310,30 @@ static void refill(void)
     for (int i = 0; i < 2; i++) set_wide(moment[i], PARAMETERS), set_wide(rows_wide[i], ROWS * HEADS);
 }
 
+/* On huge pages where there are any: what is measured is the cache, not the page table. */
 static void *allocate(size_t elements)
 {
-    void *memory = aligned_alloc(64, (elements * sizeof(double) + 63) / 64 * 64);
+    const size_t page = (size_t)2 << 20, bytes = (elements * sizeof(double) + page - 1) / page * page;
+    void *memory = aligned_alloc(page, bytes);
     if (!memory) exit(71);
-    memset(memory, 0, elements * sizeof(double));
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    memset(memory, 0, bytes);
     return memory;
+}
+
+static void print_time(const struct entry *e, double seconds)
+{
+    printf(" %9.1f", 1e6 * seconds);
+    printf(e->flops > 0 ? " %6.1f GFLOP/s" : " %6.1f GB/s   ", 1e-9 * (e->flops > 0 ? e->flops : e->bytes) / seconds);
+}
+
+static void print_sum(const char *name, double bare, double products, double rest, double flops)
+{
+    printf("one micro-batch, %s: bare products %.2f ms (%.0f GFLOP/s), products with activations %.2f ms, the rest "
+           "%.2f ms: "
+           "%.1f %% of what bare products would allow, %.1f k tokens/s\n",
+           name, 1e3 * bare, 1e-9 * flops / bare, 1e3 * products, 1e3 * rest, 100 * bare / (products + rest),
+           1e-3 * ROWS / (products + rest));
 }
 
 int main(int argc, char **argv)
@@ -292,39 +344,34 @@ int main(int argc, char **argv)
     kernels = kernels_open_cpu(&options);
     if (!kernels) return 71;
     table = kernels->table;
-    for (size_t i = 0; i < COUNT(act); i++) act[i] = allocate(COUNT(reals));
+    for (size_t s = 0; s < SETS; s++)
+        for (size_t i = 0; i < ACTIVATIONS; i++) sets[s][i] = allocate(COUNT(reals) / 2);
     weight = allocate(COUNT(reals)), small = allocate(WIDTH * CONTEXT), grad = allocate(COUNT(reals));
-    master = allocate(COUNT(reals));
+    master = allocate(COUNT(reals)), bare_weight = allocate(COUNT(reals));
     for (int i = 0; i < 2; i++) moment[i] = allocate(COUNT(reals)), rows_wide[i] = allocate(ROWS * HEADS);
     for (size_t i = 0; i < ROWS; i++) ones[i] = 1, tokens[i] = (int32_t)(i * i % VOCAB);
-    float *a = allocate(COUNT(reals)), *b = allocate(COUNT(reals)), *c = allocate(COUNT(reals));
 
-    double bare = 0, products = 0, rest = 0, flops = 0;
-    printf("%s, %d thread(s)\n%-26s %5s %10s %9s %8s %10s\n", dtype_name(options.compute_type), kernels->threads,
-           "kernel", "calls", "us", "GFLOP/s", "GB/s", "of sgemm");
+    struct timing bare = {0, 0}, products = {0, 0}, rest = {0, 0};
+    double flops = 0;
+    printf("%s, %d thread(s)\n%-26s %5s %9s %14s %9s %14s %s\n", dtype_name(options.compute_type), kernels->threads,
+           "kernel", "calls", "hot: us", "", "streamed", "", "of sgemm (hot, streamed)");
     for (size_t i = 0; i < COUNT(entries); i++) {
         const struct entry *e = &entries[i];
-        double seconds;
-        BEST_OF(seconds, e->call());
-        printf("%-26s %5d %10.1f", e->name, e->calls, 1e6 * seconds);
-        if (e->flops > 0) printf(" %9.1f %8s", 1e-9 * e->flops / seconds, "");
-        if (e->bytes > 0) printf(" %9s %8.1f", "", 1e-9 * e->bytes / seconds);
+        const struct timing ours = measure(call_kernel, e);
+        struct timing *sum = e->kind == PRODUCT ? &products : &rest;
+        printf("%-26s %5d", e->name, e->calls);
+        print_time(e, ours.hot), print_time(e, ours.streamed);
         if (e->kind == PRODUCT) {
-            const double roof = bare_product(e, a, b, c);
-            printf(" %9.0f%%", 100 * roof / seconds);
-            bare += e->calls * roof;
-            products += e->calls * seconds;
+            const struct timing roof = measure(call_bare, e);
+            printf(" %4.0f%% %4.0f%%", 100 * roof.hot / ours.hot, 100 * roof.streamed / ours.streamed);
+            bare.hot += e->calls * roof.hot, bare.streamed += e->calls * roof.streamed;
             flops += e->calls * e->flops;
-        } else if (e->kind == REST) {
-            rest += e->calls * seconds;
         }
+        sum->hot += e->calls * ours.hot, sum->streamed += e->calls * ours.streamed;
         printf("\n");
     }
-    printf("one micro-batch: bare products %.2f ms (%.0f GFLOP/s), our products with activations %.2f ms, the rest "
-           "%.2f ms\n"
-           "%.1f %% of what bare products would allow; %.1f k tokens/s\n",
-           1e3 * bare, 1e-9 * flops / bare, 1e3 * products, 1e3 * rest, 100 * bare / (products + rest),
-           1e-3 * ROWS / (products + rest));
+    print_sum("hot", bare.hot, products.hot, rest.hot, flops);
+    print_sum("streamed", bare.streamed, products.streamed, rest.streamed, flops);
     kernels_close(kernels);
     return 0;
 }
