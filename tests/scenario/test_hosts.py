@@ -202,7 +202,6 @@ class Hosts(harness.Scenario):
         self.assertNotEqual(running.wait(8 + harness.PROMPT).status, 0)
         self.assertEqual(harness.until_empty(self.processes, 5), [])
         self.assertEqual((self.result()["status"], self.result()["exit"]), ("failed", 70))
-        self.assertIn("lost communication with a remote daemon", running.said()[1])  # Open MPI's words
 
     # ---- strangers ----
 
