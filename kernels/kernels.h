@@ -109,9 +109,10 @@ struct kernel_table {
     void (*linear_forward)(struct kernels *, compute *y, compute *pre, const compute *x, const compute *w, const compute *bias,
                            struct linear_shape shape, enum activation activation);
     /* dx[rows,in] = dy·Wᵀ, times activate'(pre) elementwise when activation is not NONE (pre [rows,in] is the pre-activation
-     * of the layer below; NULL with NONE). */
-    void (*linear_backward_input)(struct kernels *, compute *dx, const compute *dy, const compute *w, const compute *pre,
-                                  struct linear_shape shape, enum activation activation);
+     * of the layer below; NULL with NONE). With `activated` not NULL, activate(pre) is stored there once more, the same bits
+     * as linear_forward's y, so that no caller need keep it; it may be pre. */
+    void (*linear_backward_input)(struct kernels *, compute *dx, compute *activated, const compute *dy, const compute *w,
+                                  const compute *pre, struct linear_shape shape, enum activation activation);
     /* dw += xᵀ·dy in W's layout, dbias += column sums of dy (NULL: none); both wide, never rounded to compute. */
     void (*linear_backward_weight)(struct kernels *, wide *dw, wide *dbias, const compute *dy, const compute *x,
                                    struct linear_shape shape);

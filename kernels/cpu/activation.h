@@ -103,4 +103,31 @@ static inline void activation_slope_run(real *dx, const real *dy, const real *x,
     }
 }
 
+#define FOR_BOTH(slope, value)                                        \
+    MATH_LOOP for (size_t i = 0; i < n; i++)                          \
+    {                                                                 \
+        const real at = x[i];                                         \
+        dx[i] = dy[i] * slope(at);                                    \
+        y[i] = value(at);                                             \
+    }                                                                 \
+    break
+
+/* Both of the above in one pass: dx = dy·activate'(x), y = activate(x); dx may be dy, y may be x */
+static inline void activation_both_run(real *dx, real *y, const real *dy, const real *x, enum activation activation,
+                                       size_t n)
+{
+    switch (activation) {
+    case ACTIVATE_NONE:
+        break;
+    case ACTIVATE_RELU:
+        FOR_BOTH(relu_slope, relu);
+    case ACTIVATE_TANH:
+        FOR_BOTH(tanh_slope, tanh_real);
+    case ACTIVATE_GELU:
+        FOR_BOTH(gelu_slope, gelu);
+    case ACTIVATE_GELU_TANH:
+        FOR_BOTH(gelu_tanh_slope, gelu_tanh);
+    }
+}
+
 #endif

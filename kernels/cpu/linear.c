@@ -19,6 +19,7 @@ struct rows_product {
     element *pre;         /* forward: where the pre-activation goes, or NULL */
     const element *bias;  /* forward, or NULL */
     const element *slope; /* backward: pre-activation of the layer below, or NULL */
+    element *activated;   /* backward: where the layer below's activation goes again, or NULL; may be slope */
 };
 
 struct panels {
@@ -59,7 +60,14 @@ static void finish_backward(const struct rows_product *p, real *values, size_t r
 {
     real buffer[CHUNK];
     const size_t at = r * p->y_stride + c;
-    if (p->slope) activation_slope_run(values, values, widen(buffer, p->slope + at, count), p->activation, count);
+    const real *x = widen(buffer, p->slope + at, count);
+    if (p->activated) {
+        real *activated = place(buffer, p->activated + at);
+        activation_both_run(values, activated, values, x, p->activation, count);
+        narrow(p->activated + at, activated, count);
+    } else {
+        activation_slope_run(values, values, x, p->activation, count);
+    }
     narrow(p->y + at, values, count);
 }
 
@@ -144,8 +152,9 @@ void cpu_linear_forward(struct kernels *kernels, compute *y, compute *pre, const
     multiply(kernels, &p, shape.rows);
 }
 
-void cpu_linear_backward_input(struct kernels *kernels, compute *dx, const compute *dy, const compute *w,
-                               const compute *pre, struct linear_shape shape, enum activation activation)
+void cpu_linear_backward_input(struct kernels *kernels, compute *dx, compute *activated, const compute *dy,
+                               const compute *w, const compute *pre, struct linear_shape shape,
+                               enum activation activation)
 {
     const struct rows_product p = {
         .n = shape.in,
@@ -158,6 +167,7 @@ void cpu_linear_backward_input(struct kernels *kernels, compute *dx, const compu
         .y = dx,
         .activation = activation,
         .slope = activation == ACTIVATE_NONE ? NULL : pre,
+        .activated = activated,
     };
     multiply(kernels, &p, shape.rows);
 }

@@ -71,18 +71,24 @@ static void linear_forward(struct kernels *kernels, compute *y_, compute *pre_, 
     }
 }
 
-static void linear_backward_input(struct kernels *kernels, compute *dx_, const compute *dy_, const compute *w_,
-                                  const compute *pre_, struct linear_shape shape, enum activation activation)
+static void linear_backward_input(struct kernels *kernels, compute *dx_, compute *activated_, const compute *dy_,
+                                  const compute *w_, const compute *pre_, struct linear_shape shape,
+                                  enum activation activation)
 {
     (void)kernels;
-    double *dx = dx_;
+    double *dx = dx_, *activated = activated_;
     const double *dy = dy_, *w = w_, *pre = pre_;
     for (size_t r = 0; r < shape.rows; r++) {
         for (size_t i = 0; i < shape.in; i++) {
             double sum = 0;
             for (size_t o = 0; o < shape.out; o++) sum += dy[r * row_stride(shape) + o] * w[weight_index(shape, i, o)];
-            if (activation != ACTIVATE_NONE) sum *= activation_slope(activation, pre[r * shape.in + i]);
-            dx[r * shape.in + i] = sum;
+            const size_t at = r * shape.in + i;
+            if (activation != ACTIVATE_NONE) {
+                const double x = pre[at];
+                sum *= activation_slope(activation, x);
+                if (activated) activated[at] = activate(activation, x);
+            }
+            dx[at] = sum;
         }
     }
 }

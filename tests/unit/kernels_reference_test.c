@@ -188,7 +188,7 @@ static void the_backward_of_linear_and_of_every_activation_is_its_derivative(voi
             fill(l.pre, ROWS * IN, 1), fill(l.w, IN * OUT, 2), fill(l.bias, OUT, 3), fill(l.c, ROWS * OUT, 4);
             double x[ROWS * IN], dpre[ROWS * IN], dw[IN * OUT] = {0}, dbias[OUT] = {0};
             table->activation_forward(reference, x, l.pre, l.below, ROWS * IN);
-            table->linear_backward_input(reference, dpre, l.c, l.w, l.below == ACTIVATE_NONE ? NULL : l.pre, l.shape,
+            table->linear_backward_input(reference, dpre, NULL, l.c, l.w, l.below == ACTIVATE_NONE ? NULL : l.pre, l.shape,
                                          l.below);
             table->linear_backward_weight(reference, dw, dbias, l.c, x, l.shape);
             const struct function f = {linear_value, &l};
@@ -196,7 +196,7 @@ static void the_backward_of_linear_and_of_every_activation_is_its_derivative(voi
             check_gradient("weight", f, l.w, IN * OUT, dw);
             check_gradient("bias", f, l.bias, OUT, dbias);
             double separately[ROWS * IN];
-            table->linear_backward_input(reference, separately, l.c, l.w, NULL, l.shape, ACTIVATE_NONE);
+            table->linear_backward_input(reference, separately, NULL, l.c, l.w, NULL, l.shape, ACTIVATE_NONE);
             table->activation_backward(reference, separately, separately, l.pre, l.below, ROWS * IN);
             assert_memory_equal(separately, dpre, sizeof dpre);
         }

@@ -92,15 +92,27 @@ static void product(const struct pass *pass, const struct unit *unit, compute *y
                                          tensor_parameters(pass, unit->bias), product_shape(unit, rows), activation);
 }
 
-/* The gradient of the weights, then dx, which may lie where x does: it is not needed after the first. */
+/* The gradient of the weights, and dx, which may not lie where x does. */
 static void product_backward(const struct pass *pass, const struct unit *unit, compute *dx, const compute *dy,
-                             const compute *x, const compute *pre, size_t rows, enum activation activation)
+                             const compute *x, size_t rows)
 {
     const struct kernel_table *k = pass->kernels->table;
     struct linear_shape shape = product_shape(unit, rows);
     k->linear_backward_weight(pass->kernels, tensor_gradient(pass, unit->weight), tensor_gradient(pass, unit->bias), dy,
                               x, shape);
-    k->linear_backward_input(pass->kernels, dx, dy, tensor_parameters(pass, unit->weight), pre, shape, activation);
+    k->linear_backward_input(pass->kernels, dx, NULL, dy, tensor_parameters(pass, unit->weight), NULL, shape,
+                             ACTIVATE_NONE);
+}
+
+/* The same for x = activate(pre), of which only pre was kept: x takes its place on the way, dx is that of pre. */
+static void activated_product_backward(const struct pass *pass, const struct unit *unit, compute *dx, const compute *dy,
+                                       compute *pre, size_t rows, enum activation activation)
+{
+    const struct kernel_table *k = pass->kernels->table;
+    struct linear_shape shape = product_shape(unit, rows);
+    k->linear_backward_input(pass->kernels, dx, pre, dy, tensor_parameters(pass, unit->weight), pre, shape, activation);
+    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, unit->weight), tensor_gradient(pass, unit->bias), dy,
+                              pre, shape);
 }
 
 /* What LayerNorm keeps for its backward. */
@@ -195,7 +207,7 @@ struct block_saved {
     wide *lse;         /* (B, H, T) */
     compute *middle;   /* (B, T, C) the residual stream between attention and mlp */
     struct normed ln_2;
-    compute *pre, *hidden; /* (B, T, 4C) before and after the activation */
+    compute *pre; /* (B, T, 4C) before the activation; what comes after is worked out again */
 };
 
 static size_t lay_out_block(const struct stage *stage, size_t rows, struct block_saved *saved, void *base)
@@ -211,8 +223,28 @@ static size_t lay_out_block(const struct stage *stage, size_t rows, struct block
     saved->middle = carve(&carver, hidden);
     carve_normed(&carver, &saved->ln_2, stage, rows);
     saved->pre = carve(&carver, 4 * hidden);
-    saved->hidden = carve(&carver, 4 * hidden);
     return carver.used;
+}
+
+/* One block's at a time, so it stays in the cache. */
+struct block_scratch {
+    compute *broad;  /* (B, T, 4C) activations of the mlp, gradients of them and of qkv */
+    compute *narrow; /* (B, T, C) gradients on their way to the residual stream */
+};
+
+static size_t lay_out_block_scratch(const struct stage *stage, size_t rows, struct block_scratch *scratch, void *base)
+{
+    size_t hidden = rows * gpt_of(stage)->width * dtype_size(stage->model->compute_type);
+    struct carver carver = {.base = (uintptr_t)base};
+    scratch->broad = carve(&carver, 4 * hidden);
+    scratch->narrow = carve(&carver, hidden);
+    return carver.used;
+}
+
+static size_t block_scratch_bytes(const struct stage *stage, size_t sequences)
+{
+    struct block_scratch scratch;
+    return lay_out_block_scratch(stage, sequences * gpt_of(stage)->context, &scratch, NULL);
 }
 
 static size_t block_saved_bytes(const struct stage *stage, size_t sequences)
@@ -229,16 +261,17 @@ static struct attention_shape attention_shape(const struct gpt *gpt, const struc
 
 /* `out` holds each branch before it joins the residual stream. */
 static void block_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
-                          void *scratch)
+                          void *scratch_memory)
 {
-    (void)scratch;
     const struct gpt *gpt = gpt_of(stage);
     const struct block *block = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
     size_t rows = positions(stage, pass);
     struct block_saved saved;
+    struct block_scratch scratch;
     struct dropout dropout;
     lay_out_block(stage, rows, &saved, memory);
+    lay_out_block_scratch(stage, rows, &scratch, scratch_memory);
 
     norm(pass, &block->ln_1, &saved.ln_1, NULL, in, NULL, rows);
     product(pass, &block->attn, saved.qkv, NULL, saved.ln_1.y, rows, ACTIVATE_NONE);
@@ -249,37 +282,37 @@ static void block_forward(const struct stage *stage, struct pass *pass, const co
     drop(stage, pass, site_of(stage, SITE_ATTENTION), out, out);
 
     norm(pass, &block->ln_2, &saved.ln_2, saved.middle, out, in, rows);
-    product(pass, &block->fc, saved.hidden, pass->gradients ? saved.pre : NULL, saved.ln_2.y, rows, gpt->activation);
-    product(pass, &block->mlp_proj, out, NULL, saved.hidden, rows, ACTIVATE_NONE);
+    product(pass, &block->fc, scratch.broad, pass->gradients ? saved.pre : NULL, saved.ln_2.y, rows, gpt->activation);
+    product(pass, &block->mlp_proj, out, NULL, scratch.broad, rows, ACTIVATE_NONE);
     drop(stage, pass, site_of(stage, SITE_MLP), out, out);
     k->add(pass->kernels, out, out, saved.middle, rows * gpt->width);
 }
 
-/* Takes no memory of its own: a gradient goes where the activation lay that was read last. */
 static void block_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
-                           const compute *in, void *memory, void *scratch)
+                           const compute *in, void *memory, void *scratch_memory)
 {
-    (void)scratch;
     const struct gpt *gpt = gpt_of(stage);
     const struct block *block = stage->parameters;
     size_t rows = positions(stage, pass);
     struct block_saved saved;
+    struct block_scratch scratch;
     struct dropout dropout;
     lay_out_block(stage, rows, &saved, memory);
+    lay_out_block_scratch(stage, rows, &scratch, scratch_memory);
 
     const compute *dmlp = drop(stage, pass, site_of(stage, SITE_MLP), dout, din);
-    compute *dpre = saved.hidden, *dln_2 = saved.ln_2.y;
-    product_backward(pass, &block->mlp_proj, dpre, dmlp, saved.hidden, saved.pre, rows, gpt->activation);
-    product_backward(pass, &block->fc, dln_2, dpre, saved.ln_2.y, NULL, rows, ACTIVATE_NONE);
+    compute *dpre = scratch.broad, *dln_2 = scratch.narrow;
+    activated_product_backward(pass, &block->mlp_proj, dpre, dmlp, saved.pre, rows, gpt->activation);
+    product_backward(pass, &block->fc, dln_2, dpre, saved.ln_2.y, rows);
     norm_backward(pass, &block->ln_2, din, dout, dln_2, saved.middle, &saved.ln_2, rows);
 
     const compute *dattention = drop(stage, pass, site_of(stage, SITE_ATTENTION), din, saved.middle);
-    compute *dattended = saved.ln_2.y, *dqkv = saved.pre, *dln_1 = saved.ln_1.y;
-    product_backward(pass, &block->attn_proj, dattended, dattention, saved.attended, NULL, rows, ACTIVATE_NONE);
+    compute *dattended = scratch.narrow, *dqkv = scratch.broad, *dln_1 = scratch.narrow;
+    product_backward(pass, &block->attn_proj, dattended, dattention, saved.attended, rows);
     pass->kernels->table->attention_backward(pass->kernels, dqkv, dattended, saved.attended, saved.lse, saved.qkv,
                                              dropout_at(stage, pass, site_of(stage, SITE_PROBABILITIES), &dropout),
                                              attention_shape(gpt, pass));
-    product_backward(pass, &block->attn, dln_1, dqkv, saved.ln_1.y, NULL, rows, ACTIVATE_NONE);
+    product_backward(pass, &block->attn, dln_1, dqkv, saved.ln_1.y, rows);
     norm_backward(pass, &block->ln_1, din, din, dln_1, in, &saved.ln_1, rows);
 }
 
@@ -287,7 +320,7 @@ static const struct stage_class block_class = {
     .name = "block",
     .out_bytes = hidden_bytes,
     .saved_bytes = block_saved_bytes,
-    .scratch_bytes = no_bytes,
+    .scratch_bytes = block_scratch_bytes,
     .forward = block_forward,
     .backward = block_backward,
 };
@@ -381,7 +414,7 @@ static void head_backward(const struct stage *stage, struct pass *pass, compute 
     compute *dln_f = saved.ln_f.y;
     k->linear_backward_weight(pass->kernels, tensor_gradient(pass, gpt->head), NULL, saved.logits, saved.ln_f.y,
                               head_shape(gpt, rows));
-    k->linear_backward_input(pass->kernels, dln_f, saved.logits, tensor_parameters(pass, gpt->head), NULL,
+    k->linear_backward_input(pass->kernels, dln_f, NULL, saved.logits, tensor_parameters(pass, gpt->head), NULL,
                              head_shape(gpt, rows), ACTIVATE_NONE);
     norm_backward(pass, &gpt->ln_f, din, NULL, dln_f, in, &saved.ln_f, rows);
 }
