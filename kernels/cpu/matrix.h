@@ -1,11 +1,13 @@
 /*
- * Matrix products of `real` by BLAS, and panels of compute-type matrices widened for it. Always one BLAS thread: the
- * kernels spread their own work, so that what follows a product happens while its result is in the cache.
+ * Matrix products of `real` by oneDNN and OpenBLAS, and panels of compute-type matrices widened for them. Always one
+ * thread of theirs: the kernels spread their own work, so that what follows a product happens while its result is in
+ * the cache.
  */
 #ifndef GACC_KERNELS_CPU_MATRIX_H
 #define GACC_KERNELS_CPU_MATRIX_H
 
 #include <cblas.h>
+#include <dnnl.h>
 #include <stdbool.h>
 
 #include "kernels/cpu/element.h"
@@ -69,12 +71,24 @@ static inline void transpose(real *out, size_t stride, struct matrix in, size_t 
 
 enum product_order { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
 
+/* Which of the two multiplies is a matter of speed: oneDNN is up to a fifth faster on matrices that are not in the cache
+ * (tests/bench/kernels), takes longer to get going, and has no double precision. */
+#define PRODUCT_LARGE ((size_t)1 << 21) /* m·n·k */
+
 /* c[m,n] = beta·c + alpha·op(a)·op(b), k terms each; beta 0 does not read c. */
 static inline void product(enum product_order order, size_t m, size_t n, size_t k, real alpha, struct matrix a,
                            struct matrix b, real beta, real *c, size_t stride)
 {
     const enum CBLAS_TRANSPOSE ta = order == PRODUCT_TN ? CblasTrans : CblasNoTrans;
     const enum CBLAS_TRANSPOSE tb = order == PRODUCT_NT ? CblasTrans : CblasNoTrans;
+#if !defined GACC_COMPUTE_FP64
+    if (m * n * k >= PRODUCT_LARGE) {
+        dnnl_sgemm(order == PRODUCT_TN ? 'T' : 'N', order == PRODUCT_NT ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n,
+                   (dnnl_dim_t)k, alpha, a.at, (dnnl_dim_t)a.stride, b.at, (dnnl_dim_t)b.stride, beta, c,
+                   (dnnl_dim_t)stride);
+        return;
+    }
+#endif
 #if defined GACC_COMPUTE_FP64
     cblas_dgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)k, alpha, a.at, (int)a.stride, b.at, (int)b.stride, beta, c,
                 (int)stride);
