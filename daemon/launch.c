@@ -16,6 +16,7 @@
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/gpt_config.h"
+#include "daemon/interruption.h"
 #include "daemon/place.h"
 #include "worker/control_client.h"
 #include "worker/session.h"
@@ -23,8 +24,22 @@
 /* A launcher ends the other ranks sooner than that once rank 0 has failed; where none does there is no rank 0 to speak.
  */
 #define ALONE_SECONDS 3
-/* Open MPI's mpirun ends a failed job in one second when other ranks are still there, in two when none is. */
-#define STAY_MICROSECONDS 200000
+/*
+ * Open MPI's mpirun ends a failed job so: SIGCONT to every rank that is still there, sleep a second, SIGTERM, sleep a
+ * second, SIGKILL. A rank that ends while it sleeps ends that sleep (SIGCHLD); one that ends before, as it would when a
+ * signal killed it, is not heard, and so is one that has ended long ago. So ranks stay until they are told to go, and
+ * then go this much later: mpirun takes one second, never two.
+ */
+#define LEAVE_MICROSECONDS 100000
+/* An interrupted rank's patience with its coordinator. */
+#define FAREWELL_SECONDS 1
+
+enum stage {
+    STAGE_STARTING,
+    STAGE_COORDINATED, /* rank 0: there is a coordinator */
+    STAGE_JOINED,      /* there is a line to it */
+    STAGE_ENDING,      /* why the job ends is known, or it is done */
+};
 
 struct launch {
     const struct launch_options *options;
@@ -35,6 +50,11 @@ struct launch {
     bool finished; /* nothing to do: an earlier start did it */
     char shared_memory[256];
     struct comm *comm;
+
+    pthread_mutex_t lock;
+    enum stage stage;        /* under lock */
+    bool interrupted;        /* under lock: by a signal; this rank leaves by itself */
+    struct control *control; /* in STAGE_JOINED, under lock */
 
     /* rank 0 */
     bool has_terminal; /* somebody sees stdout */
@@ -196,20 +216,60 @@ static void say_last_words(const struct launch *launch, struct error *error)
     stand_in(launch, error);
 }
 
+/* Returns whether a signal has asked this rank to end. */
+static bool enter_stage(struct launch *launch, enum stage stage, struct control *control)
+{
+    pthread_mutex_lock(&launch->lock);
+    launch->stage = stage;
+    launch->control = control;
+    bool interrupted = launch->interrupted;
+    pthread_mutex_unlock(&launch->lock);
+    return interrupted;
+}
+
+__attribute__((noreturn)) static void leave(void)
+{
+    usleep(LEAVE_MICROSECONDS);
+    _exit(STATUS_INTERNAL);
+}
+
+/* On a thread of its own. A launcher that ends the job signals all ranks; of those that the coordinator does not know
+ * yet rank 0 speaks. */
+static void on_interruption(void *context, const char *name)
+{
+    struct launch *launch = context;
+    pthread_mutex_lock(&launch->lock);
+    const enum stage stage = launch->stage;
+    launch->interrupted = true;
+    bool told = stage == STAGE_JOINED && control_client_interrupt(launch->control, name);
+    pthread_mutex_unlock(&launch->lock);
+    if (told) sleep(FAREWELL_SECONDS); /* on_farewell leaves */
+    if (!told && stage != STAGE_ENDING && launch->place.rank == 0) {
+        struct error why;
+        error_set(&why, STATUS_INTERNAL, "rank 0: interrupted by %s before the first step", name);
+        if (stage != STAGE_STARTING) say_last_words(launch, &why);
+        complain_as_rank(launch, why.text);
+    }
+    leave();
+}
+
 /* On the control thread, as the next. */
 
 static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 {
-    const struct launch *launch = context;
+    struct launch *launch = context;
+    const bool interrupted = enter_stage(launch, STAGE_ENDING, NULL);
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
+    if (interrupted) leave(); /* a launcher that ends the job does not hear of an abort */
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
 
 /* Rank 0 stands in for the coordinator; the others leave it the time to. */
 static void on_lost(void *context, const struct error *error)
 {
-    const struct launch *launch = context;
+    struct launch *launch = context;
+    enter_stage(launch, STAGE_ENDING, NULL);
     if (launch->place.rank == 0) {
         complain_as_rank(launch, error->text);
         stand_in(launch, error);
@@ -327,8 +387,10 @@ static int work(struct launch *launch, struct error *error)
     struct control *control;
     int status = open_control(launch, &control, error);
     if (status) end_unheard(launch, error);
+    enter_stage(launch, STAGE_JOINED, control);
     status = train(launch, control, error);
     status = finish(launch, control, status, error);
+    enter_stage(launch, STAGE_ENDING, NULL);
     control_client_close(control);
     /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. */
     if (status == -STATUS_INTERNAL) comm_abort(launch->comm, STATUS_INTERNAL);
@@ -347,7 +409,8 @@ static void end_coordinator(const struct launch *launch)
 
 int launch_run(const struct launch_options *options)
 {
-    struct launch launch = {.options = options};
+    static struct launch launch = {.lock = PTHREAD_MUTEX_INITIALIZER}; /* outlives us: an interruption may look at it */
+    launch.options = options;
     struct error error;
     signal(SIGPIPE, SIG_IGN); /* what cannot be written is an error that says so, not a death */
     signal(SIGXFSZ, SIG_IGN);
@@ -355,11 +418,13 @@ int launch_run(const struct launch_options *options)
     const bool is_first = launch.place.rank == 0;
     if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
         launch.shared_memory[0] = '\0';
+    if (!status) status = interruption_watch(on_interruption, &launch, &error);
     if (!status && is_first) status = prepare_job(&launch, &error);
     if (status) {
         complain(error.text);
         return -status;
     }
+    if (is_first && !launch.finished) enter_stage(&launch, STAGE_COORDINATED, NULL);
     status = open_transport(&launch, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
@@ -382,6 +447,6 @@ int launch_run(const struct launch_options *options)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
                launch.job->job->output);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
-    if (!is_first && status) usleep(STAY_MICROSECONDS);
+    if (!is_first && status) sleep(ALONE_SECONDS);
     return is_first ? -status : 0; /* the others end with 0, so that the launcher returns rank 0's status */
 }

@@ -57,6 +57,7 @@ struct control_client {
     bool over;                   /* no answer will come any more: `end` says why */
     struct error end;
     bool prints;
+    bool hailed; /* a hello was posted: whatever is posted behind it comes from a rank known by name */
     bool closing;
 
     /* The control thread's own. */
@@ -366,6 +367,7 @@ static int post(struct control_client *client, const worker_message *message, en
         result = error_set(error, STATUS_INTERNAL, "rank %u: no room for a message to the coordinator", client->rank);
     } else {
         client->awaited = awaited;
+        client->hailed = true;
     }
     pthread_mutex_unlock(&client->lock);
     if (result == 0 && awaited != AWAIT_NOTHING && write(client->wake, &(uint64_t){1}, sizeof(uint64_t)) < 0) {
@@ -543,6 +545,20 @@ bool control_client_prints(const struct control *control)
     bool prints = client->prints;
     pthread_mutex_unlock(&client->lock);
     return prints;
+}
+
+bool control_client_interrupt(struct control *control, const char *signal)
+{
+    struct control_client *client = client_of(control);
+    Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
+    interrupted.signal = (char *)(uintptr_t)signal;
+    worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
+    message.body_case = GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED;
+    message.interrupted = &interrupted;
+    pthread_mutex_lock(&client->lock);
+    bool posted = client->hailed && !client->over && outbox_add(&client->outbox, &message) == 0;
+    pthread_mutex_unlock(&client->lock);
+    return posted && write(client->wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
 }
 
 void control_client_close(struct control *control)

@@ -35,6 +35,9 @@ int control_client_open(struct control **out, const char *address, const uint8_t
                         double timeout_seconds, const struct control_client_events *events, struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */
 bool control_client_prints(const struct control *control);
+/* Tells the coordinator that a signal asks this rank to end: the event `farewell` follows. From any thread, beside the
+ * calls above. False when there is nobody to tell: the coordinator does not know the rank yet (no hello), or is gone. */
+bool control_client_interrupt(struct control *control, const char *signal);
 /* Ends the stream and the thread; not from one of the events. NULL is allowed. */
 void control_client_close(struct control *control);
 

@@ -338,6 +338,20 @@ int conductor_finished(struct conductor *c, uint32_t rank, const Gacc__V1__Finis
     return 1;
 }
 
+int conductor_interrupted(struct conductor *c, uint32_t rank, const Gacc__V1__Interrupted *interrupted,
+                          struct error *error)
+{
+    if (rank >= c->ranks || c->phase == PHASE_BROKEN || c->phase == PHASE_OVER) return 0;
+    struct error why;
+    if (c->step == 0)
+        error_set(&why, STATUS_INTERNAL, "rank %" PRIu32 ": interrupted by %.32s before the first step", rank,
+                  interrupted->signal);
+    else
+        error_set(&why, STATUS_INTERNAL, "rank %" PRIu32 ": interrupted by %.32s at step %" PRIu64, rank,
+                  interrupted->signal, c->step);
+    return broken(c, &why, error);
+}
+
 void conductor_state(struct conductor *c, uint32_t rank, const Gacc__V1__StateChange *change, double now)
 {
     if (rank >= c->ranks) return;

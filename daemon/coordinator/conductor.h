@@ -16,7 +16,7 @@
  *
  * A negative answer of conductor_hello means that the job cannot start: every rank that has said hello, and each one
  * that says it later (with a negative answer, too), gets conductor_farewell. A negative answer of the others means that
- * a worker broke the protocol (a message repeated, out of order or impossible): every rank gets conductor_farewell
+ * a worker broke the protocol (a message repeated, out of order or impossible) or was interrupted by a signal: every rank gets conductor_farewell
  * unsolicited, and whatever else comes in is ignored (0).
  *
  * A local error that a worker reports in order is no negative answer: it comes out as a decision FAIL, or in the
@@ -53,6 +53,9 @@ int conductor_step_done(struct conductor *conductor, uint32_t rank, const Gacc__
 /* Returns 1 when all ranks have finished: each is then answered with its farewell. */
 int conductor_finished(struct conductor *conductor, uint32_t rank, const Gacc__V1__Finished *finished, double now,
                        struct error *error);
+/* A signal asks the rank to end: so does the job, at once. Negative, or 0 when it is over anyway. */
+int conductor_interrupted(struct conductor *conductor, uint32_t rank, const Gacc__V1__Interrupted *interrupted,
+                          struct error *error);
 /* For GetStatus only; never refused, nothing depends on it. */
 void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
 

@@ -140,6 +140,9 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
             coordinator_show_progress(coordinator);
         }
         break;
+    case GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED:
+        taken = conductor_interrupted(conductor, rank, message->interrupted, &error);
+        break;
     case GACC__V1__WORKER_MESSAGE__BODY_FINISHED:
         taken = conductor_finished(conductor, rank, message->finished, now, &error);
         if (taken == 1) coordinator_conclude(coordinator);

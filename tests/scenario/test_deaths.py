@@ -93,7 +93,8 @@ class Deaths(harness.Scenario):
         done = job.wait(10)
         self.assertEqual(done.status, 1)  # mpirun's own, whatever the ranks do
         harness.until_empty(self.processes, 5)
-        self.check_result("rank")
+        self.check_one_line(done, "interrupted by SIGTERM at step ")
+        self.check_result("interrupted by SIGTERM at step ")
 
     def test_a_rank_that_falls_silent(self):
         job = self.start(self.job, arguments=["--set", "control.timeout=1"]).until_step(3)

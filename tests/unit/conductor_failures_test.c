@@ -31,6 +31,35 @@ static void a_local_error_fails_the_step_on_all_ranks(void **unused)
     finish(&w, STATUS_DATA);
 }
 
+static void a_rank_that_is_interrupted_ends_the_job_at_once(void **unused)
+{
+    (void)unused;
+    static const char *const reasons[] = {"rank 1: interrupted by SIGTERM before the first step",
+                                          "rank 1: interrupted by SIGTERM at step 2"};
+    for (int steps = 0; steps < 2; steps++) {
+        struct world w;
+        make(&w, 3, GACC__V1__COMPUTE__COMPUTE_FP32);
+        struct error error = {0};
+        if (steps) {
+            start(&w);
+            step(&w, NULL);
+        } else {
+            open_conductor(&w);
+        }
+        Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
+        interrupted.signal = (char *)"SIGTERM";
+        assert_int_equal(conductor_interrupted(w.conductor, 1, &interrupted, &error), -STATUS_INTERNAL);
+        assert_string_equal(error.text, reasons[steps]);
+        interrupted.signal = (char *)"SIGINT"; /* mpirun signals all */
+        assert_int_equal(conductor_interrupted(w.conductor, 2, &interrupted, &error), 0);
+        struct end_record end;
+        conductor_end(w.conductor, w.now, &end);
+        assert_string_equal(end.reason, reasons[steps]);
+        assert_int_equal(end.exit, STATUS_INTERNAL);
+        conductor_close(w.conductor);
+    }
+}
+
 static void of_several_failing_ranks_the_lowest_is_told(void **unused)
 {
     (void)unused;
@@ -348,6 +377,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_local_error_fails_the_step_on_all_ranks),
+        cmocka_unit_test(a_rank_that_is_interrupted_ends_the_job_at_once),
         cmocka_unit_test(of_several_failing_ranks_the_lowest_is_told),
         cmocka_unit_test(a_failure_before_the_first_step_ends_the_job_without_a_record),
         cmocka_unit_test(a_failure_of_the_coordinator_ends_the_job_with_the_next_decision),

@@ -34,6 +34,7 @@ enum behaviour {
     GARBAGE_TO_REPORT,   /* bytes that are no message */
     WELCOME_TO_REPORT,   /* a message nobody waits for */
     SILENT_ON_REPORT,    /* reads no more */
+    IGNORES_REPORT,
 };
 
 struct server {
@@ -113,6 +114,8 @@ static void answer_report(struct server *server, struct rpc_call *call, const Ga
     case SILENT_ON_REPORT:
         server->silent = true;
         break;
+    case IGNORES_REPORT:
+        break;
     default:
         answer_decision(call, report->step);
         break;
@@ -154,6 +157,9 @@ static void join_message(struct rpc_call *call, const uint8_t *bytes, size_t len
     case GACC__V1__WORKER_MESSAGE__BODY_STATE:
         server->states++;
         server->last_state = message->state->step * 100 + (uint64_t)message->state->state;
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED:
+        answer_farewell(call, 70, message->interrupted->signal);
         break;
     default:
         break;
@@ -388,6 +394,32 @@ static void test_an_unsolicited_farewell_is_an_event_and_frees_the_caller(void *
     assert_int_equal(line.heard.losses, 0);
 }
 
+static void *interrupt(void *context)
+{
+    pause_ms(50);
+    struct line *line = context;
+    assert_true(control_client_interrupt(line->control, "SIGTERM"));
+    return NULL;
+}
+
+static void test_an_interruption_is_told_beside_a_caller_that_waits(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, IGNORES_REPORT, listen_unix, 5), 0);
+    assert_false(control_client_interrupt(line.control, "SIGTERM")); /* the coordinator does not know the rank yet */
+    assert_int_equal(say_hello(&line), 0);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, interrupt, &line), 0);
+    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
+    pthread_join(thread, NULL);
+    assert_string_equal(line.heard.text, "SIGTERM");
+    assert_int_equal(line.heard.farewells, 1);
+    assert_int_equal(line.heard.losses, 0);
+    assert_false(control_client_interrupt(line.control, "SIGTERM")); /* nobody to tell any more */
+    line_close(&line);
+}
+
 static void lost_with(enum behaviour behaviour, double timeout_seconds, const char *text)
 {
     struct line line;
@@ -513,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_a_job_from_hello_to_farewell_over_tcp),
         cmocka_unit_test(test_a_farewell_to_hello_is_the_callers),
         cmocka_unit_test(test_an_unsolicited_farewell_is_an_event_and_frees_the_caller),
+        cmocka_unit_test(test_an_interruption_is_told_beside_a_caller_that_waits),
         cmocka_unit_test(test_a_coordinator_that_dies_is_lost),
         cmocka_unit_test(test_a_stream_that_ends_is_lost),
         cmocka_unit_test(test_a_message_that_is_none_is_lost),

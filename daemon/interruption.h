@@ -1,0 +1,15 @@
+/*
+ * The signals that ask a process to end. A thread of its own takes them, so that whoever is told may lock, write and
+ * wait, which no signal handler may.
+ */
+#ifndef GACC_INTERRUPTION_H
+#define GACC_INTERRUPTION_H
+
+#include "proto/error.h"
+
+/* Before any other thread is started: from here on SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, as far as they are not
+ * ignored (nohup), no longer end the process. The first of them is told: once, on the thread, with a name such as
+ * "SIGTERM". */
+int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error);
+
+#endif
