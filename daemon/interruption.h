@@ -9,7 +9,7 @@
 
 /* Before any other thread is started: from here on SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, as far as they are not
  * ignored (nohup), no longer end the process. The first of them is told: once, on the thread, with a name such as
- * "SIGTERM". */
+ * "SIGTERM" that stays for as long as `taken` has not returned. */
 int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error);
 
 #endif

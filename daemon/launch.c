@@ -53,7 +53,7 @@ struct launch {
 
     pthread_mutex_t lock;
     enum stage stage;        /* under lock */
-    bool interrupted;        /* under lock: by a signal; this rank leaves by itself */
+    const char *interrupted; /* under lock: by which signal; this rank leaves by itself */
     struct control *control; /* in STAGE_JOINED, under lock */
 
     /* rank 0 */
@@ -135,8 +135,9 @@ static int start_coordinator(struct launch *launch, struct error *error)
 static int prepare_job(struct launch *launch, struct error *error)
 {
     launch->has_terminal = place_has_terminal(&launch->place);
-    int status = job_load(&launch->job, launch->options->job_path, &launch->options->overrides, stderr, error);
-    if (!status) status = job_check_ranks(launch->job, launch->place.ranks, error);
+    struct job_overrides overrides = launch->options->overrides;
+    overrides.ranks = launch->place.ranks;
+    int status = job_load(&launch->job, launch->options->job_path, &overrides, stderr, error);
     if (!status) status = start_coordinator(launch, error);
     return status;
 }
@@ -216,20 +217,34 @@ static void say_last_words(const struct launch *launch, struct error *error)
     stand_in(launch, error);
 }
 
-/* Returns whether a signal has asked this rank to end. */
-static bool enter_stage(struct launch *launch, enum stage stage, struct control *control)
+/* Returns the signal that has asked this rank to end, or NULL. */
+static const char *enter_stage(struct launch *launch, enum stage stage, struct control *control)
 {
     pthread_mutex_lock(&launch->lock);
     launch->stage = stage;
     launch->control = control;
-    bool interrupted = launch->interrupted;
+    const char *interrupted = launch->interrupted;
     pthread_mutex_unlock(&launch->lock);
     return interrupted;
 }
 
-__attribute__((noreturn)) static void leave(void)
+void launch_stay(void)
 {
-    usleep(LEAVE_MICROSECONDS);
+    const struct timespec limit = {.tv_sec = ALONE_SECONDS};
+    sigset_t told;
+    sigemptyset(&told);
+    sigaddset(&told, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &told, NULL);
+    if (sigtimedwait(&told, NULL, &limit) > 0) usleep(LEAVE_MICROSECONDS);
+}
+
+/* SIGTERM is how a launcher tells to go. Another signal that it passes on reaches all ranks: rank 0 goes first. */
+__attribute__((noreturn)) static void leave(const struct launch *launch, const char *signal)
+{
+    if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM"))
+        usleep(LEAVE_MICROSECONDS);
+    else
+        launch_stay();
     _exit(STATUS_INTERNAL);
 }
 
@@ -240,7 +255,7 @@ static void on_interruption(void *context, const char *name)
     struct launch *launch = context;
     pthread_mutex_lock(&launch->lock);
     const enum stage stage = launch->stage;
-    launch->interrupted = true;
+    launch->interrupted = name;
     bool told = stage == STAGE_JOINED && control_client_interrupt(launch->control, name);
     pthread_mutex_unlock(&launch->lock);
     if (told) sleep(FAREWELL_SECONDS); /* on_farewell leaves */
@@ -250,7 +265,7 @@ static void on_interruption(void *context, const char *name)
         if (stage != STAGE_STARTING) say_last_words(launch, &why);
         complain_as_rank(launch, why.text);
     }
-    leave();
+    leave(launch, name);
 }
 
 /* On the control thread, as the next. */
@@ -258,10 +273,10 @@ static void on_interruption(void *context, const char *name)
 static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 {
     struct launch *launch = context;
-    const bool interrupted = enter_stage(launch, STAGE_ENDING, NULL);
+    const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
-    if (interrupted) leave(); /* a launcher that ends the job does not hear of an abort */
+    if (interrupted) leave(launch, interrupted); /* a launcher that ends the job does not hear of an abort */
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
 
@@ -428,7 +443,7 @@ int launch_run(const struct launch_options *options)
     status = open_transport(&launch, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
-        if (!is_first) sleep(ALONE_SECONDS);
+        if (!is_first) launch_stay();
         if (is_first && !launch.finished) say_last_words(&launch, &error);
         complain_as_rank(&launch, error.text);
         if (is_first && !launch.finished) end_coordinator(&launch);
@@ -447,6 +462,6 @@ int launch_run(const struct launch_options *options)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
                launch.job->job->output);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
-    if (!is_first && status) sleep(ALONE_SECONDS);
+    if (!is_first && status) launch_stay();
     return is_first ? -status : 0; /* the others end with 0, so that the launcher returns rank 0's status */
 }

@@ -18,4 +18,7 @@ struct launch_options {
 /* Returns the exit status of this rank; every message is printed. */
 int launch_run(const struct launch_options *options);
 
+/* For a rank other than 0 that fails, and lets rank 0 say so: until the launcher ends it, three seconds at most. */
+void launch_stay(void);
+
 #endif

@@ -9,9 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/command_line.h"
 #include "daemon/job/job.h"
 #include "daemon/launch.h"
 #include "daemon/place.h"
+#include "daemon/slip.h"
 #include "worker/data/data.h"
 
 #define SETS_MAX 256
@@ -67,7 +69,7 @@ static int command_run(const struct arguments *arguments)
     if (status) return status;
     const struct launch_options options = {
         .job_path = arguments->paths[0],
-        .overrides = {arguments->sets, arguments->set_count, arguments->output},
+        .overrides = {arguments->sets, arguments->set_count, arguments->output, 0},
         .fresh = arguments->resume && !strcmp(arguments->resume, "never"),
     };
     return launch_run(&options);
@@ -77,11 +79,10 @@ static int command_check(const struct arguments *arguments)
 {
     struct error error;
     Gacc__V1__JobSpec *job = NULL;
-    const struct job_overrides overrides = {arguments->sets, arguments->set_count, arguments->output};
-    const uint32_t ranks = (uint32_t)arguments->ranks;
+    const struct job_overrides overrides = {arguments->sets, arguments->set_count, arguments->output,
+                                            (uint32_t)arguments->ranks};
     int status = job_load(&job, arguments->paths[0], &overrides, stderr, &error);
-    if (!status && ranks) status = job_check_ranks(job, ranks, &error);
-    if (!status) job_print(job, ranks, stdout);
+    if (!status) job_print(job, overrides.ranks, stdout);
     gacc__v1__job_spec__free_unpacked(job, NULL);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
@@ -170,19 +171,36 @@ static int take_option(struct arguments *arguments, int option)
         if (*end || arguments->ranks < 1 || arguments->ranks > 1000000)
             return refuse(STATUS_USAGE, "-n %s: a number of ranks is wanted", optarg);
         return 0;
-    default:
-        return STATUS_USAGE; /* getopt has said why */
     }
+    return 0;
 }
 
-static int parse(const struct command *command, int count, char **words, struct arguments *arguments)
+/* Two words and none of them a command: a job file too many, or a command that there is not. */
+static int refuse_words(const struct arguments *arguments)
+{
+    const char *first = arguments->paths[0];
+    if (!access(first, F_OK)) return refuse(STATUS_USAGE, "run: one word too many: %s", arguments->paths[1]);
+    struct nearest nearest = {.wrong = first};
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (commands[i].act) nearest_try(&nearest, commands[i].name);
+    if (nearest.word)
+        return refuse(STATUS_USAGE, "%s: no such command; did you mean %s? (gaccd help)", first, nearest.word);
+    return refuse(STATUS_USAGE, "%s: no such command; gaccd run JOB.yaml trains (gaccd help)", first);
+}
+
+static int parse(const struct command *command, bool is_named, int count, char **words, struct arguments *arguments)
 {
     const struct option *options = command->options == OPTIONS_RUN   ? run_options
                                    : command->options == OPTIONS_JOB ? job_options
                                                                      : no_options;
-    opterr = !is_silent;
-    for (int option;
-         (option = getopt_long(count, words, command->options == OPTIONS_JOB ? "n:" : "", options, NULL)) != -1;) {
+    const char *letters = command->options == OPTIONS_JOB ? ":n:" : ":";
+    opterr = 0;
+    for (int option; (option = getopt_long(count, words, letters, options, NULL)) != -1;) {
+        struct error error;
+        if (option == '?' || option == ':') {
+            option_fault(option, words, options, &error);
+            return refuse(STATUS_USAGE, "%s (gaccd help)", error.text);
+        }
         int status = take_option(arguments, option);
         if (status) return status;
     }
@@ -191,6 +209,7 @@ static int parse(const struct command *command, int count, char **words, struct 
     if (arguments->path_count == (command->operand ? 1 : 0)) return 0;
     if (arguments->path_count == 0)
         return refuse(STATUS_USAGE, "%s: %s is wanted (gaccd help)", command->name, command->operand);
+    if (!is_named) return refuse_words(arguments);
     return refuse(STATUS_USAGE, "%s: one word too many: %s", command->name, arguments->paths[command->operand ? 1 : 0]);
 }
 
@@ -210,12 +229,8 @@ static void open_standard_streams(void)
     if (fd >= 0) close(fd);
 }
 
-int main(int count, char **words)
+static int act(int count, char **words)
 {
-    open_standard_streams();
-    struct place place;
-    struct error error;
-    is_silent = !place_find(&place, &error) && place.rank != 0;
     if (count < 2) return refuse(STATUS_USAGE, "a job file is wanted: gaccd JOB.yaml (gaccd help)");
     if (!strcmp(words[1], "--version")) {
         puts("gaccd " GACC_VERSION);
@@ -223,11 +238,23 @@ int main(int count, char **words)
     }
     const bool asks_help = !strcmp(words[1], "--help") || !strcmp(words[1], "-h");
     const struct command *command = find_command(asks_help ? "help" : words[1]);
-    const int skipped = command ? 1 : 0; /* getopt takes the word before the options for the program's name */
+    const bool is_named = command != NULL;
+    const int skipped = is_named ? 1 : 0; /* getopt takes the word before the options for the program's name */
     if (command) words[1] = words[0];
     struct arguments arguments = {0};
     if (command && !command->act) return refuse(STATUS_USAGE, "%s is not offered by this version", command->name);
     if (!command) command = &commands[0];
-    int status = parse(command, count - skipped, words + skipped, &arguments);
+    int status = parse(command, is_named, count - skipped, words + skipped, &arguments);
     return status ? status : command->act(&arguments);
+}
+
+int main(int count, char **words)
+{
+    open_standard_streams();
+    struct place place;
+    struct error error;
+    is_silent = !place_find(&place, &error) && place.rank != 0;
+    int status = act(count, words);
+    if (status && is_silent) launch_stay();
+    return status;
 }

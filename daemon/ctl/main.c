@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/command_line.h"
 #include "daemon/ctl/client.h"
 #include "daemon/ctl/show.h"
 #include "daemon/ctl/target.h"
+#include "daemon/slip.h"
 
 struct options {
     const char *connect, *run;
@@ -141,8 +143,15 @@ static const struct subcommand *find(int count, char **words, struct error *erro
             return &subcommands[i];
         return NULL;
     }
-    error_set(error, STATUS_USAGE,
-              count ? "no such command: %s (gaccctl --help)" : "a command is wanted%s (gaccctl --help)", name);
+    struct nearest nearest = {.wrong = name};
+    for (size_t i = 0; i < SUBCOMMANDS; i++)
+        if (subcommands[i].act) nearest_try(&nearest, subcommands[i].name);
+    if (!count)
+        error_set(error, STATUS_USAGE, "a command is wanted (gaccctl --help)");
+    else if (nearest.word)
+        error_set(error, STATUS_USAGE, "%s: no such command; did you mean %s? (gaccctl --help)", name, nearest.word);
+    else
+        error_set(error, STATUS_USAGE, "%s: no such command (gaccctl --help)", name);
     return NULL;
 }
 
@@ -152,7 +161,8 @@ int main(int count, char **words)
     struct target target;
     struct error error;
     char *end;
-    for (int option; (option = getopt_long(count, words, "h", long_options, NULL)) != -1;) {
+    opterr = 0;
+    for (int option; (option = getopt_long(count, words, ":h", long_options, NULL)) != -1;) {
         switch (option) {
         case 'r':
             options.run = optarg;
@@ -177,7 +187,8 @@ int main(int count, char **words)
             puts("gaccctl " GACC_VERSION);
             return fflush(stdout) ? STATUS_IO : 0;
         default:
-            return STATUS_USAGE; /* getopt has said why */
+            option_fault(option, words, long_options, &error);
+            return fail(&error);
         }
     }
     if (options.run && options.connect) {

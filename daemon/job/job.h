@@ -18,6 +18,7 @@ struct job_overrides {
     const char *const *sets; /* "key.path=value" as given with --set, in order */
     size_t set_count;
     const char *output; /* --output, or NULL */
+    uint32_t ranks;     /* that are to run the job: fewer micro-batches than that are refused; 0: not known */
 };
 
 /* On success *out is freed with gacc__v1__job_spec__free_unpacked(*out, NULL). Globs are expanded and ${VAR} replaced;
@@ -30,9 +31,6 @@ int job_load(Gacc__V1__JobSpec **out, const char *path, const struct job_overrid
 /* As job_load, from memory. `name` stands for the file in messages and for the job's default name. */
 int job_parse(Gacc__V1__JobSpec **out, const char *text, size_t length, const char *name,
               const struct job_overrides *overrides, FILE *notices, struct error *error);
-
-/* The checks that need N: M < N refused, … (78). */
-int job_check_ranks(const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error);
 
 /* Targets of a full step: B·context, or B where a sequence is a row. */
 uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job);

@@ -125,10 +125,6 @@ struct phrase {
 /* "gpt, mlp": the choices that fulfil it. */
 struct phrase condition_values(const struct condition *condition);
 
-/* Edit distance with transpositions, of words shortened to 63 characters. */
-unsigned edit_distance(const char *a, const char *b);
-/* Whether the distance is small enough, for words of that length, to be a slip of the pen. */
-bool is_slip(const char *wrong, const char *right);
 /* "; did you mean …?" or "; there are …" for an unknown key below a section ("" is the whole job). */
 struct phrase key_suggestion(const char *section, const char *leaf);
 struct phrase choice_suggestion(const struct choice *choices, const char *wrong);

@@ -92,6 +92,24 @@ static int global_batch(struct loading *loading)
     return 0;
 }
 
+/* M < N; the numbers named give every rank a micro-batch, and a full one. */
+static int enough_for_ranks(struct loading *loading)
+{
+    const Gacc__V1__BatchSection *batch = loading->job->batch;
+    const uint32_t ranks = loading->overrides ? loading->overrides->ranks : 0;
+    const uint32_t micro_batches = (batch->global - 1) / batch->micro + 1;
+    if (micro_batches >= ranks) return 0;
+    if (batch->global < ranks)
+        return fail(loading, is_given(loading, "batch.tokens") ? "batch.tokens" : "batch.global",
+                    "%" PRIu32 " sequence%s cannot be shared by %" PRIu32 " ranks, one each at least", batch->global,
+                    batch->global == 1 ? "" : "s", ranks);
+    return fail(loading, "batch.micro",
+                "%" PRIu32 " makes %" PRIu32 " micro-batch%s of batch.global %" PRIu32 ", fewer than %" PRIu32
+                " ranks: batch.micro %" PRIu32 " would do, or batch.global %" PRIu64,
+                batch->micro, micro_batches, micro_batches == 1 ? "" : "es", batch->global, ranks,
+                batch->global / ranks, (uint64_t)batch->micro * ranks);
+}
+
 static int model_numbers(struct loading *loading)
 {
     Gacc__V1__ModelSection *model = loading->job->model;
@@ -148,24 +166,48 @@ static int learning_rates(struct loading *loading)
     return 0;
 }
 
+/* Of its decimal notation: 1 of 0.003, 2 of 0.012. Rounding errors of a division are not among them. */
+static int significant_digits(double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.12e", value);
+    int digits = 13; /* d.dddddddddddde±xx */
+    while (digits > 1 && text[digits] == '0') digits--;
+    return digits;
+}
+
+/* Whether lr is what comes out when somebody multiplies a rate by that factor: a number that people write, above what
+ * the optimizer's recipes use, becomes a rounder one among those that they use. */
+static bool looks_multiplied(double lr, double factor, double bound)
+{
+    return lr > bound && lr / factor <= bound && significant_digits(lr / factor) < significant_digits(lr);
+}
+
 /*
  * A learning rate that somebody multiplied by K by hand. Neither optimizer's usual rates reach the bound (AdamW:
- * published recipes lie between 1e-5 and 6e-3; SGD: at most 1), and divided by M, which K cannot exceed, the rate is
- * below it again: then accumulation is the likeliest reason. A rate that is large for its own sake says nothing.
+ * published recipes lie between 1e-5 and 6e-3; SGD: at most 1). A rate may be large for its own sake, as those of small
+ * models are: 0.02 or 0.5 says nothing, whatever the number of micro-batches, but 0.0192 with 32 of them is 32 times 6e-4.
  */
 static int doubtful_rate(struct loading *loading)
 {
-    const Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
+    const double lr = loading->job->optimizer->lr;
     const Gacc__V1__BatchSection *batch = loading->job->batch;
-    uint32_t micro_batches = (batch->global - 1) / batch->micro + 1;
-    bool is_adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
-    double bound = is_adamw ? 0.01 : 1.0;
-    bool scaled = batch->lr_scaling != GACC__V1__LR_SCALING__LR_SCALING_NONE;
-    if (!scaled && optimizer->lr > bound && optimizer->lr / micro_batches <= bound)
+    const bool is_adamw = loading->job->optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    const double bound = is_adamw ? 0.01 : 1.0;
+    const uint32_t ranks = loading->overrides && loading->overrides->ranks ? loading->overrides->ranks : 1;
+    const uint32_t micro_batches = (batch->global - 1) / batch->micro + 1;
+    const struct {
+        uint32_t factor;
+        const char *of;
+    } counts[] = {{micro_batches, ""}, {micro_batches / ranks, " of a rank"}};
+    for (size_t i = 0; i < 2 && batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_NONE; i++) {
+        if (!looks_multiplied(lr, counts[i].factor, bound)) continue;
         job_notice(loading,
-                   "optimizer.lr %s looks multiplied by the number of micro-batches (%" PRIu32
+                   "optimizer.lr %s looks like %.6g multiplied by the number of micro-batches%s (%" PRIu32
                    "): the gradient is a mean over the global batch, so lr does not depend on K",
-                   decimal_of(optimizer->lr).text, micro_batches);
+                   decimal_of(lr).text, lr / counts[i].factor, counts[i].of, counts[i].factor);
+        break;
+    }
     return 0;
 }
 
@@ -241,23 +283,12 @@ static int files(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output, one_length, model_numbers, data_for_model, global_batch,  learning_rates,
-        loss_scale,      schedule,   evaluation,    files,          doubtful_rate,
+        name_and_output, one_length, model_numbers, data_for_model, global_batch, enough_for_ranks,
+        learning_rates,  loss_scale, schedule,      evaluation,     files,        doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);
     return status;
-}
-
-int job_check_ranks(const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)
-{
-    uint32_t micro_batches = (job->batch->global - 1) / job->batch->micro + 1;
-    if (ranks == 0) return error_set(error, STATUS_USAGE, "0 ranks cannot run a job");
-    if (micro_batches >= ranks) return 0;
-    return error_set(error, STATUS_JOB,
-                     "batch.global %" PRIu32 " and batch.micro %" PRIu32 " make %" PRIu32
-                     " micro-batch%s, fewer than %" PRIu32 " ranks",
-                     job->batch->global, job->batch->micro, micro_batches, micro_batches == 1 ? "" : "es", ranks);
 }
 
 uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job)

@@ -4,39 +4,7 @@
 #include <string.h>
 
 #include "daemon/job/keys.h"
-
-#define WORD 63
-
-static unsigned least(unsigned a, unsigned b)
-{
-    return a < b ? a : b;
-}
-
-/* Optimal string alignment: insert, delete, replace, swap neighbours, each at a cost of 1. */
-unsigned edit_distance(const char *a, const char *b)
-{
-    unsigned rows[3][WORD + 1];
-    unsigned *before = rows[0], *above = rows[1], *row = rows[2];
-    size_t height = strnlen(a, WORD), width = strnlen(b, WORD);
-    for (size_t j = 0; j <= width; j++) above[j] = (unsigned)j;
-    for (size_t i = 1; i <= height; i++) {
-        row[0] = (unsigned)i;
-        for (size_t j = 1; j <= width; j++) {
-            unsigned replaced = above[j - 1] + (a[i - 1] != b[j - 1]);
-            row[j] = least(replaced, least(above[j], row[j - 1]) + 1);
-            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped) row[j] = least(row[j], before[j - 2] + 1);
-        }
-        unsigned *free_row = before;
-        before = above, above = row, row = free_row;
-    }
-    return above[width];
-}
-
-bool is_slip(const char *wrong, const char *right)
-{
-    return edit_distance(wrong, right) <= 1 + strlen(right) / 5;
-}
+#include "daemon/slip.h"
 
 __attribute__((format(printf, 2, 3))) static void add(struct phrase *phrase, const char *format, ...)
 {
@@ -71,17 +39,17 @@ static bool is_first_of_its_path(const struct key *key)
 struct phrase key_suggestion(const char *section, const char *leaf)
 {
     struct phrase phrase = {""};
-    const char *nearest = NULL;
-    unsigned best = WORD + 1;
+    struct nearest nearest = {.wrong = leaf};
+    const char *elsewhere = NULL; /* the key of another section */
     for (size_t i = 0; i < key_count; i++) {
         const char *name = leaf_of(keys[i].path);
-        bool here = is_below(keys[i].path, section);
-        unsigned distance = here ? edit_distance(leaf, name) : WORD + 1;
-        if (here && is_slip(leaf, name) && distance < best) best = distance, nearest = name;
-        if (!here && !nearest && strcmp(leaf, name) == 0) nearest = keys[i].path;
+        if (is_below(keys[i].path, section))
+            nearest_try(&nearest, name);
+        else if (!elsewhere && strcmp(leaf, name) == 0)
+            elsewhere = keys[i].path;
     }
-    if (nearest) {
-        add(&phrase, "; did you mean %s?", nearest);
+    if (nearest.word || elsewhere) {
+        add(&phrase, "; did you mean %s?", nearest.word ? nearest.word : elsewhere);
         return phrase;
     }
     const char *separator = "; there are ";
@@ -96,14 +64,12 @@ struct phrase key_suggestion(const char *section, const char *leaf)
 struct phrase choice_suggestion(const struct choice *choices, const char *wrong)
 {
     struct phrase phrase = {"is not one of "};
-    const char *nearest = NULL;
-    unsigned best = WORD + 1;
+    struct nearest nearest = {.wrong = wrong};
     for (const struct choice *choice = choices; choice->name; choice++) {
-        unsigned distance = edit_distance(wrong, choice->name);
         add(&phrase, "%s%s", choice == choices ? "" : ", ", choice->name);
-        if (is_slip(wrong, choice->name) && distance < best) best = distance, nearest = choice->name;
+        nearest_try(&nearest, choice->name);
     }
-    if (nearest) add(&phrase, "; did you mean %s?", nearest);
+    if (nearest.word) add(&phrase, "; did you mean %s?", nearest.word);
     return phrase;
 }
 

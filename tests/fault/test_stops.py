@@ -48,13 +48,23 @@ class Stops(faults.Faults):
         self.check_line(self.ended(waiting, time.monotonic()), 70, "rank 0: interrupted by SIGTERM before the first step")
         for ranks, mpirun in ((1, True), (1, False)):
             command = self.command("job.yaml", ranks, [], "run")
-            running = harness.Running(self, [*command, ":", "-n", "1", "sleep", "100"], "run")
+            other = 'trap "sleep 0.3; exit 1" TERM; sleep 100 & wait'  # leaves after rank 0, as ranks of gaccd would
+            running = harness.Running(self, [*command, ":", "-n", "1", "bash", "-c", other], "run")
             harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 20, "a coordinator")
             os.kill(running.process.pid if mpirun else running.ranks()[0], signal.SIGTERM)
             done = self.ended(running, time.monotonic())
             self.check_line(done, 1 if mpirun else 70, "rank 0: interrupted by SIGTERM before the first step")
             self.check_result(70, "rank 0: interrupted by SIGTERM before the first step")
             self.check_nothing_is_left()
+
+    def test_a_refused_command_line_ends_as_soon(self):
+        self.write("job.yaml", json.dumps(self.tape()))
+        for ranks in (2, 4):
+            for arguments, words in ((["--device", "cuda"], "--device cuda"), (["--ouptut", "x"], "did you mean --output?")):
+                for _ in range(3):  # it was a matter of luck
+                    done = self.run_job("job.yaml", ranks=ranks, arguments=arguments)
+                    self.check_line(done, 69 if "cuda" in words else 64, words)
+                    self.assertLess(done.seconds, harness.PROMPT)
 
     def test_an_ignored_signal_stays_ignored(self):
         job = self.gpt(steps=faults.FOREVER)

@@ -45,7 +45,14 @@ class ExitStatuses(harness.Scenario):
 
     def test_usage(self):
         for arguments, word in (((), "job file"), (("run",), "JOB.yaml"), (("--what", "job.yaml"), "--what"),
-                                (("job.yaml", "more"), "more"), (("job.yaml", "--device", "tpu"), "tpu")):
+                                (("job.yaml", "--device", "tpu"), "tpu"), (("--output",), "--output: a value is wanted"),
+                                (("--ouptut=x", "job.yaml"), "--ouptut: no such option; did you mean --output?"),
+                                (("check", "--resume", "never", "job.yaml"), "--resume: no such option"),
+                                (("check", "-x", "job.yaml"), "-x: no such option"),
+                                (("train", "job.yaml"), "train: no such command; gaccd run JOB.yaml trains"),
+                                (("chekc", "job.yaml"), "chekc: no such command; did you mean check?"),
+                                (("tape.csv", "more"), "run: one word too many: more"),
+                                (("check", "job.yaml", "more"), "check: one word too many: more")):
             done = self.call(harness.GACCD, *arguments)
             self.assertEqual((done.status, len(done.err.splitlines()), done.out), (64, 1, ""), done.err)
             self.assertIn(word, done.err)
@@ -90,7 +97,9 @@ class ExitStatuses(harness.Scenario):
         self.refused(78, "batch.global", arguments=["--set", "batch.global=many"])
 
     def test_numbers_that_do_not_fit(self):
-        self.check(self.run_job(self.job, ranks=5), 78, "4", "5")  # M < N
+        self.check(self.run_job(self.job, ranks=5), 78, "job.yaml:1:", "batch.global: 4", "5")  # M < N
+        self.check(self.run_job(self.job, ranks=2, arguments=["--set", "batch.micro=4"]), 78, "--set batch.micro: 4",
+                   "fewer than 2 ranks: batch.micro 2 would do, or batch.global 8")
         self.refused(78, "batch.micro", "5", arguments=["--set", "batch.micro=5"])  # b > B
 
     # ---- data and output ----

@@ -56,6 +56,16 @@ class Gaccctl(harness.Scenario):
             done = self.call(harness.GACCCTL, word)
             self.assertEqual((done.status, len(done.err.splitlines())), (64, 1))
 
+    def test_slips(self):
+        for words, answer in ((["wacth"], "wacth: no such command; did you mean watch? (gaccctl --help)"),
+                              (["banana"], "banana: no such command (gaccctl --help)"),
+                              ([], "a command is wanted (gaccctl --help)"),
+                              (["--jsno", "status"], "--jsno: no such option; did you mean --json?"),
+                              (["--json=3", "status"], "--json: takes no value"),
+                              (["--run"], "--run: a value is wanted"), (["-q"], "-q: no such option")):
+            done = self.call(harness.GACCCTL, *words)
+            self.assertEqual((done.status, done.err), (64, f"gaccctl: {answer}\n"))
+
     def test_tcp_wants_the_token(self):
         tcp = dict(self.job, control={"listen": "tcp://127.0.0.1:0"})
         job = self.start(tcp).until_step(1)

@@ -170,14 +170,16 @@ class JobFile(toys.Training):
         for optimizer, lr, doubted in (
             ("adamw", 0.012, True),
             ("adamw", 0.01, False),
+            ("adamw", 0.02, False),  # a small model's own
             ("adamw", 0.5, False),
-            ("sgd", 2, True),
+            ("sgd", 1.2, True),
+            ("sgd", 2, False),
             ("sgd", 1, False),
         ):
             path = self.write("job.yaml", JOB.replace("sgd", optimizer).replace("lr: 1", f"lr: {lr}"))
             done = self.call(harness.GACCD, "check", path)
             self.assertEqual(
-                (done.status, "looks multiplied by the number of micro-batches (2)" in done.err), (0, doubted), done.err
+                (done.status, "multiplied by the number of micro-batches (2)" in done.err), (0, doubted), done.err
             )
 
     def test_the_effective_job_is_kept(self):

@@ -10,6 +10,7 @@
 
 #include "daemon/job/job.h"
 #include "daemon/job/keys.h"
+#include "daemon/slip.h"
 #include "daemon/job/scalar.h"
 #include "scratch.h"
 

@@ -555,18 +555,37 @@ static void linear_scaling_multiplies_once_by_global_over_base(void **state)
 static void a_rate_that_looks_multiplied_by_k_is_doubted(void **state)
 {
     (void)state;
-    /* 4 micro-batches: 0.02 is 0.005·4. */
-    release(accepted_with(gpt, SETS("optimizer.lr=0.02")));
+    /* 4 micro-batches. */
+    release(accepted_with(gpt, SETS("optimizer.lr=0.012")));
     assert_string_equal(
-        notices, "gaccd: optimizer.lr 0.02 looks multiplied by the number of micro-batches (4): the gradient is a "
-                 "mean over the global batch, so lr does not depend on K\n");
-    static const char *const plausible[] = {"optimizer.lr=0.01", "optimizer.lr=1"};
-    for (size_t i = 0; i < 2; i++) {
+        notices, "gaccd: optimizer.lr 0.012 looks like 0.003 multiplied by the number of micro-batches (4): the "
+                 "gradient is a mean over the global batch, so lr does not depend on K\n");
+    struct job_overrides two_ranks = *SETS("optimizer.lr=0.018", "batch.micro=2"); /* K = 3 */
+    two_ranks.ranks = 2;
+    release(accepted_with(gpt, &two_ranks));
+    assert_non_null(strstr(notices, "0.018 looks like 0.003 multiplied by the number of micro-batches (6)"));
+    two_ranks = *SETS("optimizer.lr=0.012", "batch.micro=1"); /* M = 12, K = 6 */
+    two_ranks.ranks = 2;
+    release(accepted_with(gpt, &two_ranks));
+    assert_non_null(strstr(notices, "0.012 looks like 0.001 multiplied by the number of micro-batches (12)"));
+    two_ranks = *SETS("optimizer.lr=0.024", "batch.micro=1", "batch.global=16"); /* M = 16: 0.0015; K = 8: 0.003 */
+    two_ranks.ranks = 2;
+    release(accepted_with(gpt, &two_ranks));
+    assert_non_null(strstr(notices, "0.024 looks like 0.003 multiplied by the number of micro-batches of a rank (8)"));
+    /* Large for their own sake, as the rates of small models are; or not larger than usual. */
+    static const char *const plausible[] = {"optimizer.lr=0.01",  "optimizer.lr=0.02", "optimizer.lr=0.03",
+                                            "optimizer.lr=0.025", "optimizer.lr=0.05", "optimizer.lr=0.5",
+                                            "optimizer.lr=1",     "optimizer.lr=2.4",  "optimizer.lr=0.0012"};
+    for (size_t i = 0; i < sizeof plausible / sizeof *plausible; i++) {
         release(accepted_with(gpt, SETS(plausible[i])));
         assert_string_equal(notices, "");
     }
+    release(accepted_with(gpt, SETS("optimizer.lr=0.012", "batch.lr_scaling=linear", "batch.base=12")));
+    assert_string_equal(notices, "");
     release(accepted_with(gpt, SETS("optimizer.type=sgd", "optimizer.lr=1")));
     assert_string_equal(notices, "");
+    release(accepted_with(gpt, SETS("optimizer.type=sgd", "optimizer.lr=1.2")));
+    assert_non_null(strstr(notices, "1.2 looks like 0.3 multiplied"));
 }
 
 static void paths_take_variables_and_globs(void **state)
@@ -745,17 +764,27 @@ static void the_output_option_beats_everything(void **state)
 static void fewer_micro_batches_than_ranks_are_refused(void **state)
 {
     (void)state;
-    struct error error;
-    Gacc__V1__JobSpec *job = accepted(tape);
-    assert_int_equal(job_check_ranks(job, 1, &error), 0);
-    assert_int_equal(job_check_ranks(job, 2, &error), -(int)STATUS_JOB);
-    assert_string_equal(error.text, "batch.global 4 and batch.micro 4 make 1 micro-batch, fewer than 2 ranks");
-    release(job);
-    job = accepted_with(tape, SETS("batch.micro=3"));
-    assert_int_equal(job_check_ranks(job, 2, &error), 0);
-    assert_int_equal(job_check_ranks(job, 4, &error), -(int)STATUS_JOB);
-    assert_string_equal(error.text, "batch.global 4 and batch.micro 3 make 2 micro-batches, fewer than 4 ranks");
-    release(job);
+    release(accepted_with(tape, &(struct job_overrides){.ranks = 1}));
+    refused(tape, &(struct job_overrides){.ranks = 2}, STATUS_JOB,
+            "dir/job.yaml:4:27: batch.micro: 4 makes 1 micro-batch of batch.global 4, fewer than 2 ranks: batch.micro 2 "
+            "would do, or batch.global 8");
+    struct job_overrides overrides = *SETS("batch.micro=3");
+    overrides.ranks = 2;
+    release(accepted_with(tape, &overrides));
+    overrides.ranks = 4;
+    refused(tape, &overrides, STATUS_JOB,
+            "--set batch.micro: 3 makes 2 micro-batches of batch.global 4, fewer than 4 ranks: batch.micro 1 would do, "
+            "or batch.global 12");
+    static const char *const fitting[] = {"batch.micro=1", "batch.global=12"}; /* what it says is true */
+    for (size_t i = 0; i < 2; i++) {
+        struct job_overrides better = *SETS("batch.micro=3", fitting[i]);
+        better.ranks = 4;
+        release(accepted_with(tape, &better));
+    }
+    refused(tape, &(struct job_overrides){.ranks = 5}, STATUS_JOB,
+            "dir/job.yaml:4:17: batch.global: 4 sequences cannot be shared by 5 ranks, one each at least");
+    refused(with(gpt, "global: 12", "tokens: 24"), &(struct job_overrides){.ranks = 5}, STATUS_JOB,
+            "dir/job.yaml:13:11: batch.tokens: 3 sequences cannot be shared by 5 ranks, one each at least");
 }
 
 static void the_digest_is_that_of_the_work_not_of_the_place(void **state)
@@ -820,7 +849,7 @@ static void the_recipe_for_characters_is_nanogpts(void **state)
     setenv("GACC_TEXT", text_path, 1);
     Gacc__V1__JobSpec *job;
     struct error error;
-    if (job_load(&job, path, NULL, NULL, &error) != 0) fail_msg("%s", error.text);
+    if (job_load(&job, path, &(struct job_overrides){.ranks = 2}, NULL, &error) != 0) fail_msg("%s", error.text);
     assert_string_equal(job->job->output, "runs/shakespeare-char");
     assert_true(job->model->layers == 4 && job->model->heads == 4 && job->model->width == 128);
     assert_true(job->model->context == 64 && !job->model->bias && job->model->dropout == 0);
@@ -829,7 +858,6 @@ static void the_recipe_for_characters_is_nanogpts(void **state)
     assert_true(job->optimizer->weight_decay == 0.1 && job->optimizer->clip_norm == 1);
     assert_int_equal(job->schedule->type, GACC__V1__SCHEDULE_TYPE__SCHEDULE_COSINE);
     assert_true(job->schedule->warmup == 100 && job->schedule->total == 2000 && job->schedule->minimum == 1e-4);
-    assert_int_equal(job_check_ranks(job, 2, &error), 0);
     release(job);
 }
 
