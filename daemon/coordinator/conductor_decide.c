@@ -58,12 +58,13 @@ static void after_skip(struct conductor *c)
     } else {
         if (rules->nonfinite_stop_after == 0 || c->nonfinite_in_a_row < rules->nonfinite_stop_after) return;
         error_set(&why, STATUS_NUMERICS,
-                  "step %" PRIu64 ": the gradient was not finite in %" PRIu32
-                  " steps in a row (precision.nonfinite_stop_after)",
-                  c->step, c->nonfinite_in_a_row);
+                  "step %" PRIu64 ": the gradient%s was not finite in %" PRIu32
+                  " steps in a row (precision.nonfinite_stop_after)%s%s",
+                  c->step, c->attempt.norm_overflowed ? "'s norm" : "", c->nonfinite_in_a_row,
+                  c->attempt.norm_overflowed ? ": " : "", c->attempt.norm_overflowed ? CONDUCTOR_NORM_OVERFLOW : "");
     }
     conductor_set_failure(c, &why);
-    c->failed_by_numerics = true;
+    c->failed_by_numerics = !c->attempt.norm_overflowed; /* which has no culprit */
     c->failure_length = strlen(c->failure.text);
     conductor_name_culprit(c);
 }
@@ -118,6 +119,7 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
     attempt->pending = true;
     attempt->awaited = c->ranks;
     attempt->nonfinite = verdict->kind == VERDICT_IS_SKIP;
+    attempt->norm_overflowed = verdict->norm_overflows;
     attempt->evaluates = false;
     if (attempt->blame) gacc__v1__blame__free_unpacked(attempt->blame, NULL);
     attempt->blame = NULL;

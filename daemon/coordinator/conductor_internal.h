@@ -42,7 +42,8 @@ struct attempt {
     Gacc__V1__Blame *blame; /* own copy, of the lowest rank that found something */
     uint32_t blame_rank;
     uint32_t warnings; /* bits */
-    bool nonfinite;    /* some rank's shard, or the sum over ranks, was not finite */
+    bool nonfinite;    /* some rank's shard, or the sum over ranks, was not finite … */
+    bool norm_overflowed; /* … or all are, and the sum of their squares is not */
     bool evaluates;
 };
 
@@ -79,6 +80,7 @@ struct conductor {
     struct step_counters counters;
     bool has_loss, has_validation;
     double loss, validation_loss;
+    uint64_t validation_optimizer_steps;
     uint64_t evaluated_at; /* optimizer_steps; UINT64_MAX: not yet */
     double opened_at, decided_at;
     double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
@@ -103,6 +105,9 @@ struct conductor {
     Gacc__V1__RankStatus **rank_status_list; /* [ranks] */
     uint32_t *full_accumulate;               /* [ranks]: K in a full step */
 };
+
+/* Only fp64 gradients can be so large: squares of fp32 numbers are small beside the largest double. */
+#define CONDUCTOR_NORM_OVERFLOW "every element of the gradient is finite, but the sum of their squares overflows fp64"
 
 /* The first failure is the job's. */
 void conductor_set_failure(struct conductor *conductor, const struct error *error);

@@ -57,6 +57,7 @@ static void add_evaluation(struct conductor *c)
     eval.loss = loss_sum / eval.weight;
     c->has_validation = true;
     c->validation_loss = eval.loss;
+    c->validation_optimizer_steps = eval.optimizer_steps;
     add_record(c, RECORD_EVAL)->eval = eval;
 }
 
@@ -68,7 +69,11 @@ static void add_skip_event(struct conductor *c)
     const char *culprit =
         attempt->blame ? c->culprit : "no rank's own gradient shows where: the sum over ranks overflowed";
     bool whole = attempt->awaited == 0; /* else some rank was not asked */
-    if (!c->rules.has_scaler) {
+    if (attempt->norm_overflowed) {
+        snprintf(c->event_text, sizeof c->event_text, "%s, %" PRIu32 " in a row", CONDUCTOR_NORM_OVERFLOW,
+                 c->nonfinite_in_a_row);
+        add_event(c, "nonfinite", c->event_text);
+    } else if (!c->rules.has_scaler) {
         snprintf(c->event_text, sizeof c->event_text, "the gradient is not finite, %" PRIu32 " in a row%s%s",
                  c->nonfinite_in_a_row, attempt->blame || whole ? ": " : "", attempt->blame || whole ? culprit : "");
         add_event(c, "nonfinite", c->event_text);
@@ -185,6 +190,7 @@ Gacc__V1__Status *conductor_status(struct conductor *c, double now)
     status->eta_seconds = has_stepped ? (double)left * c->attempt_seconds : (double)NAN;
     status->validation_loss = c->validation_loss;
     status->has_validation = c->has_validation;
+    status->validation_optimizer_steps = c->validation_optimizer_steps;
     status->effective_batch = c->rules.plan.global;
     status->micro_batch = c->rules.plan.micro;
     status->n_ranks = c->ranks;

@@ -76,12 +76,15 @@ void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
     connection_wake(call);
 }
 
-/* The step of a line of the log; 0 when it is no step's. observe/step_log.c writes these keys first. */
+/* The step of a line of the log; 0 when it is no step's and no evaluation's. observe/step_log.c writes these keys
+ * first. */
 static uint64_t step_of(const char *line)
 {
-    static const char beginning[] = "{\"type\":\"step\",\"step\":";
-    if (strncmp(line, beginning, sizeof beginning - 1)) return 0;
-    return strtoull(line + sizeof beginning - 1, NULL, 10);
+    static const char *const beginnings[] = {"{\"type\":\"step\",\"step\":", "{\"type\":\"eval\",\"step\":"};
+    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
+        if (!strncmp(line, beginnings[i], strlen(beginnings[i])))
+            return strtoull(line + strlen(beginnings[i]), NULL, 10);
+    return 0;
 }
 
 static int send_step(struct watcher *watcher, char *line)

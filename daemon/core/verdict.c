@@ -61,6 +61,8 @@ void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_wei
     verdict->loss = loss_of(sums.loss, verdict, weighting);
     if (verdict->nonfinite_rank < ranks || !isfinite(sums.squares_scaled) || !isfinite(sums.squares)) {
         verdict->kind = VERDICT_IS_SKIP;
+        verdict->norm_overflows = true;
+        for (uint32_t rank = 0; rank < ranks; rank++) verdict->norm_overflows &= reports[rank].finite;
         return;
     }
     verdict->grad_norm_scaled = sqrt(sums.squares_scaled);

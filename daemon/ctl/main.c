@@ -54,7 +54,7 @@ static int get_status(const struct target *target, const struct options *options
     return status;
 }
 
-static void on_step(void *context, const uint8_t *bytes, size_t length)
+static void on_record(void *context, const uint8_t *bytes, size_t length)
 {
     struct printing *printing = context;
     Gacc__V1__StepRecord *record = gacc__v1__step_record__unpack(NULL, length, bytes);
@@ -62,7 +62,7 @@ static void on_step(void *context, const uint8_t *bytes, size_t length)
     if (printing->options->json)
         puts(record->json);
     else
-        show_step(record, printing->rows++ % 40 == 0);
+        show_record(record, printing->rows++ % 40 == 0);
     fflush(stdout);
     gacc__v1__step_record__free_unpacked(record, NULL);
 }
@@ -77,7 +77,7 @@ static int watch(const struct target *target, const struct options *options, str
         .path = "/gacc.v1.Control/WatchSteps",
         .request = packed,
         .request_length = gacc__v1__watch_steps_request__pack(&request, packed),
-        .message = on_step,
+        .message = on_record,
         .context = &printing,
     };
     return client_call(target, &call, error);
@@ -89,7 +89,7 @@ static const struct subcommand {
     const char *help;
 } subcommands[] = {
     {"status", get_status, "where the job stands, and each rank"},
-    {"watch", watch, "each step as it is made, until the job ends; --from STEP begins earlier"},
+    {"watch", watch, "each step and evaluation as it is made, until the job ends; --from STEP begins earlier"},
     {"top", NULL, NULL},
     {"pause", NULL, NULL},
     {"resume", NULL, NULL},

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *state_name(Gacc__V1__State state)
 {
@@ -33,7 +34,9 @@ void show_status(const Gacc__V1__Status *status)
         printf("loss       %.6g", status->loss);
     else
         printf("loss       %s", status->step ? "not finite" : "not known yet");
-    if (status->has_validation) printf("; validation %.6g", status->validation_loss);
+    if (status->has_validation)
+        printf("; validation %.6g at step %llu", status->validation_loss,
+               (unsigned long long)status->validation_optimizer_steps);
     printf("\nlr         %.6g\n", status->lr);
     if (status->has_scaler) printf("loss scale %g; growth tracker %u\n", status->loss_scale, status->growth_tracker);
     printf("tokens     %llu seen; %.0f a second; ", (unsigned long long)status->tokens_seen, status->tokens_per_second);
@@ -63,7 +66,7 @@ void show_status_json(const Gacc__V1__Status *status)
                                                "seconds_since_heard", rank->seconds_since_heard));
     }
     json_t *object =
-        json_pack("{ss ss si ss sI sI sI sI sI so so so sI sf sI so so so si si sf}", "job", status->job, "output",
+        json_pack("{ss ss si ss sI sI sI sI sI so so so sI sf sI so so so so si si sf}", "job", status->job, "output",
                   status->output, "pid", (int)status->pid, "phase", status->phase, "step", (json_int_t)status->step,
                   "optimizer_steps", (json_int_t)status->optimizer_steps, "skipped_steps",
                   (json_int_t)status->skipped_steps, "empty_steps", (json_int_t)status->empty_steps, "total_steps",
@@ -71,7 +74,10 @@ void show_status_json(const Gacc__V1__Status *status)
                   status->has_scaler ? number(status->loss_scale) : json_null(), "growth_tracker",
                   (json_int_t)status->growth_tracker, "tokens_per_second", status->tokens_per_second, "tokens_seen",
                   (json_int_t)status->tokens_seen, "eta_seconds", number(status->eta_seconds), "validation_loss",
-                  status->has_validation ? number(status->validation_loss) : json_null(), "ranks", ranks,
+                  status->has_validation ? number(status->validation_loss) : json_null(),
+                  "validation_optimizer_steps",
+                  status->has_validation ? json_integer((json_int_t)status->validation_optimizer_steps) : json_null(),
+                  "ranks", ranks,
                   "effective_batch", (int)status->effective_batch, "micro_batch", (int)status->micro_batch,
                   "started_unix_seconds", status->started_unix_seconds);
     json_dumpf(object, stdout, JSON_INDENT(2));
@@ -89,20 +95,39 @@ static void show_number(const json_t *record, const char *key, int width)
         printf("  %*s", width, "-");
 }
 
-void show_step(const Gacc__V1__StepRecord *record, int head)
+static void show_beginning(const Gacc__V1__StepRecord *record, const json_t *line, const char *what)
 {
-    json_t *step = json_loads(record->json, 0, NULL);
-    const char *verdict = json_string_value(json_object_get(step, "verdict"));
-    if (head)
-        printf("%9s  %9s  %-7s  %10s  %10s  %10s  %10s  %8s\n", "attempt", "step", "verdict", "loss", "lr", "scale",
-               "grad norm", "seconds");
     printf("%9lld  %9lld  %-7s", (long long)record->step,
-           (long long)json_integer_value(json_object_get(step, "optimizer_steps")), verdict ? verdict : "?");
+           (long long)json_integer_value(json_object_get(line, "optimizer_steps")), what);
+}
+
+static void show_attempt(const Gacc__V1__StepRecord *record, const json_t *step)
+{
+    const char *verdict = json_string_value(json_object_get(step, "verdict"));
+    show_beginning(record, step, verdict ? verdict : "?");
     show_number(step, "loss", 10);
     show_number(step, "lr", 10);
     show_number(step, "loss_scale", 10);
     show_number(step, "grad_norm", 10);
     show_number(json_object_get(step, "seconds"), "step", 8);
+}
+
+static void show_evaluation(const Gacc__V1__StepRecord *record, const json_t *evaluation)
+{
+    show_beginning(record, evaluation, "eval");
+    show_number(evaluation, "loss", 10);
+    printf("  %10s  %10s  %10s", "-", "-", "-");
+    show_number(evaluation, "seconds", 8);
+}
+
+void show_record(const Gacc__V1__StepRecord *record, int head)
+{
+    json_t *line = json_loads(record->json, 0, NULL);
+    const char *type = json_string_value(json_object_get(line, "type"));
+    if (head)
+        printf("%9s  %9s  %-7s  %10s  %10s  %10s  %10s  %8s\n", "attempt", "step", "verdict", "loss", "lr", "scale",
+               "grad norm", "seconds");
+    (type && !strcmp(type, "eval") ? show_evaluation : show_attempt)(record, line);
     putchar('\n');
-    json_decref(step);
+    json_decref(line);
 }

@@ -6,7 +6,7 @@
 
 void show_status(const Gacc__V1__Status *status);
 void show_status_json(const Gacc__V1__Status *status);
-/* The line of log.jsonl as a row; `head` prints the names of its columns first. */
-void show_step(const Gacc__V1__StepRecord *record, int head);
+/* The line of log.jsonl, a step or an evaluation, as a row; `head` prints the names of its columns first. */
+void show_record(const Gacc__V1__StepRecord *record, int head);
 
 #endif

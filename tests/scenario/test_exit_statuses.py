@@ -194,6 +194,15 @@ class ExitStatuses(harness.Scenario):
             self.check(done, 76, "rank")
             self.assertEqual((self.result()["exit"], self.result()["skipped_steps"]), (76, 3))
 
+    def test_a_norm_that_overflows_fp64(self):
+        self.write("tape.csv", "weight,g0,g1\n" + 4 * "1,1e200,1\n")
+        job = dict(self.job, precision={"compute": "fp64"})
+        words = "every element of the gradient is finite, but the sum of their squares overflows fp64"
+        self.check(self.run_job(job), 76, "the gradient's norm was not finite in 3 steps in a row", words)
+        self.assertTrue(self.result()["reason"].endswith(words), self.result())
+        self.assertEqual([event["text"] for event in self.log("event") if event["event"] == "nonfinite"],
+                         [f"{words}, {i} in a row" for i in (1, 2, 3)])
+
     def test_a_data_file_that_fails_while_training(self):
         job, text = harness.gpt(steps=10**9)
         path = self.write("text.txt", text)

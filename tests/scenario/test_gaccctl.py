@@ -56,6 +56,35 @@ class Gaccctl(harness.Scenario):
             done = self.call(harness.GACCCTL, word)
             self.assertEqual((done.status, len(done.err.splitlines())), (64, 1))
 
+    def test_watching_shows_evaluations(self):
+        """As steps' rows and lines; status says when the last one was."""
+        job = dict(self.job, evaluation={"every": 10}, job={"name": "gpt", "steps": 40})
+        job["data"] = dict(job["data"], validation=0.1)
+        running = self.start(job)
+        harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
+        done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
+        self.assertEqual((done.status, done.err), (0, ""))
+        running.wait()
+        records = [record for record in running.log() if record["type"] in ("step", "eval")]
+        self.assertEqual([record["step"] for record in records if record["type"] == "eval"], [10, 20, 30, 40])
+        self.assertEqual([json.loads(line) for line in done.out.splitlines()], records)
+
+        running = self.start(dict(job, job={"name": "gpt", "steps": 10**9}), output="again").until_step(15)
+        harness.until(lambda: running.log("eval"), 10, "an evaluation")
+        watching = harness.subprocess.Popen([harness.GACCCTL, "--run", "again", "watch", "--from", "9"], cwd=self.directory,
+                                            env=self.environment, stdout=harness.subprocess.PIPE, text=True)
+        rows = [watching.stdout.readline().split() for _ in range(4)]
+        watching.kill()
+        watching.communicate()
+        evaluation = running.log("eval")[0]
+        self.assertEqual([row[0] for row in rows], ["attempt", "9", "10", "10"])
+        self.assertEqual(rows[3][1:4], ["10", "eval", f"{evaluation['loss']:.5g}"])
+        status = json.loads(self.call(harness.GACCCTL, "--run", "again", "status", "--json").out)
+        self.assertEqual(status["validation_optimizer_steps"] % 10, 0)
+        self.assertGreaterEqual(status["validation_optimizer_steps"], 10)
+        self.assertRegex(self.call(harness.GACCCTL, "--run", "again", "status").out, r"validation [0-9.]+ at step [0-9]+0\n")
+        self.end(running)
+
     def test_slips(self):
         for words, answer in ((["wacth"], "wacth: no such command; did you mean watch? (gaccctl --help)"),
                               (["banana"], "banana: no such command (gaccctl --help)"),

@@ -138,6 +138,7 @@ static void one_non_finite_rank_skips_for_all_and_leaves_no_norm(void **unused)
     struct verdict verdict = judge(reports, 2, WEIGHT_BY_TOKEN, 1);
     assert_int_equal(verdict.kind, VERDICT_IS_SKIP);
     assert_int_equal(verdict.nonfinite_rank, 1);
+    assert_false(verdict.norm_overflows);
     assert_true(isnan(verdict.grad_norm) && isnan(verdict.grad_norm_scaled) && isnan(verdict.grad_norm_clipped));
     assert_true(isnan(verdict.clip_coefficient));
 }
@@ -151,6 +152,11 @@ static void finite_shards_whose_sum_is_not_skip_without_a_culprit(void **unused)
     struct verdict verdict = judge(reports, 2, WEIGHT_BY_TOKEN, 0);
     assert_int_equal(verdict.kind, VERDICT_IS_SKIP);
     assert_int_equal(verdict.nonfinite_rank, 2);
+    assert_true(verdict.norm_overflows);
+    struct rank_report huge = reports[0];
+    huge.sum_squares = INF64;
+    assert_true(judge(&huge, 1, WEIGHT_BY_TOKEN, 0).norm_overflows);
+    assert_false(judge(reports, 1, WEIGHT_BY_TOKEN, 0).norm_overflows);
 }
 
 static void the_first_failing_rank_decides_before_anything_else(void **unused)
