@@ -31,7 +31,8 @@ int interruption_watch(void (*taken)(void *context, const char *name), void *con
     sigemptyset(&watch.signals);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction action; /* what is ignored would be taken, too, where it is blocked */
-        if (!sigaction(numbers[i], NULL, &action) && action.sa_handler != SIG_IGN) sigaddset(&watch.signals, numbers[i]);
+        if (!sigaction(numbers[i], NULL, &action) && action.sa_handler != SIG_IGN)
+            sigaddset(&watch.signals, numbers[i]);
     }
     pthread_sigmask(SIG_BLOCK, &watch.signals, NULL);
     pthread_t thread;

@@ -302,17 +302,11 @@ static void on_idle(void *context)
     comm_progress(((const struct launch *)context)->comm);
 }
 
-/* The addresses one after the other: the first that answers. */
 static int open_control(struct launch *launch, struct control **control, struct error *error)
 {
     const struct control_client_events events = {on_lost, on_farewell, on_idle, launch};
-    const double timeout = launch->job->control->timeout_seconds;
-    char list[sizeof launch->addresses], *rest;
-    snprintf(list, sizeof list, "%s", launch->addresses);
-    int status = error_set(error, STATUS_UNAVAILABLE, "the coordinator has no address");
-    for (char *address = strtok_r(list, ",", &rest); address && status; address = strtok_r(NULL, ",", &rest))
-        status = control_client_open(control, address, launch->secret, launch->place.rank, timeout, &events, error);
-    return status;
+    return control_client_open(control, launch->addresses, launch->secret, launch->place.rank,
+                               launch->job->control->timeout_seconds, &events, error);
 }
 
 static int say_cannot_start(const struct launch *launch, struct control *control, const struct error *why,

@@ -508,8 +508,9 @@ static void release(struct control_client *client)
     free(client);
 }
 
-int control_client_open(struct control **out, const char *address, const uint8_t secret[CONTROL_SECRET], uint32_t rank,
-                        double timeout_seconds, const struct control_client_events *events, struct error *error)
+int control_client_open(struct control **out, const char *addresses, const uint8_t secret[CONTROL_SECRET],
+                        uint32_t rank, double timeout_seconds, const struct control_client_events *events,
+                        struct error *error)
 {
     struct control_client *client = calloc(1, sizeof *client);
     if (client == NULL) return error_set(error, STATUS_INTERNAL, "no memory for the control client");
@@ -520,7 +521,7 @@ int control_client_open(struct control **out, const char *address, const uint8_t
     client->heartbeat_ms = client->timeout_ms / 4 < HEARTBEAT_MS ? client->timeout_ms / 4 : HEARTBEAT_MS;
     pthread_mutex_init(&client->lock, NULL);
     pthread_cond_init(&client->changed, NULL);
-    client->socket = control_connect(address, timeout_seconds, error);
+    client->socket = control_connect(addresses, timeout_seconds, error);
     client->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
     int result = client->socket < 0 ? client->socket : 0;

@@ -29,14 +29,17 @@ struct control_client_events {
     void *context;
 };
 
-/* address: unix:PATH or tcp://HOST:PORT. timeout_seconds: for connecting, and for the coordinator's silence later. The
+/* addresses: unix:PATH, or tcp://HOST:PORT and others with commas, of which the first that answers is taken.
+ * timeout_seconds: for connecting, and for the coordinator's silence later. The
  * events are copied; lost and farewell are required. Fails with 69 when the coordinator cannot be reached. */
-int control_client_open(struct control **out, const char *address, const uint8_t secret[CONTROL_SECRET], uint32_t rank,
-                        double timeout_seconds, const struct control_client_events *events, struct error *error);
+int control_client_open(struct control **out, const char *addresses, const uint8_t secret[CONTROL_SECRET],
+                        uint32_t rank, double timeout_seconds, const struct control_client_events *events,
+                        struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */
 bool control_client_prints(const struct control *control);
 /* Tells the coordinator that a signal asks this rank to end: the event `farewell` follows. From any thread, beside the
- * calls above. False when there is nobody to tell: the coordinator does not know the rank yet (no hello), or is gone. */
+ * calls above. False when there is nobody to tell: the coordinator does not know the rank yet (no hello), or is gone.
+ */
 bool control_client_interrupt(struct control *control, const char *signal);
 /* Ends the stream and the thread; not from one of the events. NULL is allowed. */
 void control_client_close(struct control *control);

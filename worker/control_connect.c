@@ -6,24 +6,40 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-static int connect_to(const struct sockaddr *to, socklen_t length, double timeout_seconds)
+/* An address that answers does so sooner than that on any network worth training on; then the next is tried beside it.
+ */
+#define HEAD_START_SECONDS 0.25
+/* Listeners list a host's addresses in 1024 bytes; a name may stand for several. */
+#define TARGETS_MAX 64
+
+/* One way to the coordinator. */
+struct target {
+    struct sockaddr_storage to;
+    socklen_t length;
+    int fd; /* while it is under way; else -1 */
+};
+
+struct attempt {
+    struct target targets[TARGETS_MAX];
+    size_t count, begun, under_way;
+    int number; /* why the last one to fail did */
+};
+
+static double now_seconds(void)
 {
-    int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -errno;
-    double whole = floor(timeout_seconds);
-    struct timeval limit = {.tv_sec = (time_t)whole, .tv_usec = (suseconds_t)(1e6 * (timeout_seconds - whole))};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* limits connect as well: socket(7) */
-    int result = connect(fd, to, length) == 0 ? 0 : errno == EINPROGRESS || errno == EAGAIN ? -ETIMEDOUT : -errno;
-    if (result == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) return fd;
-    close(fd);
-    return result;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static int connect_unix(const char *path, double timeout_seconds)
@@ -31,7 +47,15 @@ static int connect_unix(const char *path, double timeout_seconds)
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof to.sun_path) return -ENAMETOOLONG;
     strcpy(to.sun_path, path);
-    return connect_to((const struct sockaddr *)&to, sizeof to, timeout_seconds);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -errno;
+    double whole = floor(timeout_seconds);
+    struct timeval limit = {.tv_sec = (time_t)whole, .tv_usec = (suseconds_t)(1e6 * (timeout_seconds - whole))};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* limits connect as well: socket(7) */
+    int result = connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 ? 0 : errno == EAGAIN ? -ETIMEDOUT : -errno;
+    if (result == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) return fd;
+    close(fd);
+    return result;
 }
 
 /* "HOST:PORT", "[HOST]:PORT" */
@@ -49,38 +73,116 @@ static bool split(char *host, const char **port)
     return true;
 }
 
-static int connect_tcp(const char *address, const char *host_and_port, double timeout_seconds, struct error *error)
+/* Adds what tcp://HOST:PORT stands for to the targets. */
+static int add_targets(struct attempt *attempt, const char *address, struct error *error)
 {
+    if (strncmp(address, "tcp://", 6) != 0)
+        return error_set(error, STATUS_UNAVAILABLE,
+                         "the coordinator's address %s is neither unix:PATH nor tcp://HOST:PORT", address);
     char host[256];
     const char *port;
-    if (strlen(host_and_port) >= sizeof host || !split(strcpy(host, host_and_port), &port)) {
+    if (strlen(address + 6) >= sizeof host || !split(strcpy(host, address + 6), &port))
         return error_set(error, STATUS_UNAVAILABLE, "the coordinator's address %s is not tcp://HOST:PORT", address);
-    }
     const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
     int result = getaddrinfo(host, port, &wanted, &found);
-    if (result != 0) {
+    if (result != 0)
         return error_set(error, STATUS_UNAVAILABLE, "cannot reach the coordinator at %s: %s", address,
                          gai_strerror(result));
-    }
-    int fd = -EADDRNOTAVAIL;
-    for (const struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
-        fd = connect_to(at->ai_addr, at->ai_addrlen, timeout_seconds);
+    for (const struct addrinfo *at = found; at != NULL && attempt->count < TARGETS_MAX; at = at->ai_next) {
+        struct target *target = &attempt->targets[attempt->count++];
+        *target = (struct target){.length = at->ai_addrlen, .fd = -1};
+        memcpy(&target->to, at->ai_addr, at->ai_addrlen);
     }
     freeaddrinfo(found);
-    if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    return fd >= 0 ? fd
-                   : error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", address);
+    return 0;
 }
 
-int control_connect(const char *address, double timeout_seconds, struct error *error)
+static void give_up(struct attempt *attempt, struct target *target, int number)
 {
-    if (strncmp(address, "tcp://", 6) == 0) return connect_tcp(address, address + 6, timeout_seconds, error);
-    if (strncmp(address, "unix:", 5) != 0) {
-        return error_set(error, STATUS_UNAVAILABLE,
-                         "the coordinator's address %s is neither unix:PATH nor tcp://HOST:PORT", address);
+    attempt->number = number;
+    attempt->under_way--;
+    if (target->fd >= 0) close(target->fd);
+    target->fd = -1;
+}
+
+static void begin_next(struct attempt *attempt)
+{
+    struct target *target = &attempt->targets[attempt->begun++];
+    attempt->under_way++;
+    target->fd = socket(target->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (target->fd < 0 ||
+        (connect(target->fd, (const struct sockaddr *)&target->to, target->length) != 0 && errno != EINPROGRESS))
+        give_up(attempt, target, errno);
+}
+
+/* Waits for one of those under way; its socket, or -1. */
+static int poll_targets(struct attempt *attempt, double seconds)
+{
+    struct pollfd ready[TARGETS_MAX];
+    for (size_t i = 0; i < attempt->begun; i++) /* poll leaves out what is negative */
+        ready[i] = (struct pollfd){.fd = attempt->targets[i].fd, .events = POLLOUT};
+    if (poll(ready, attempt->begun, seconds > 0 ? (int)ceil(1e3 * seconds) : 0) <= 0) return -1;
+    for (size_t i = 0; i < attempt->begun; i++) {
+        struct target *target = &attempt->targets[i];
+        if (target->fd < 0 || ready[i].revents == 0) continue;
+        int number = 0;
+        getsockopt(target->fd, SOL_SOCKET, SO_ERROR, &number, &(socklen_t){sizeof number});
+        if (number == 0) return target->fd;
+        give_up(attempt, target, number);
     }
-    int fd = connect_unix(address + 5, timeout_seconds);
+    return -1;
+}
+
+/* Each target has a head start before the next; the first that answers is taken. Its socket, or a negative errno. */
+static int connect_first(struct attempt *attempt, double timeout_seconds)
+{
+    const double end = now_seconds() + timeout_seconds;
+    double next = 0;
+    int fd = -1;
+    while (fd < 0 && (attempt->under_way > 0 || attempt->begun < attempt->count)) {
+        double now = now_seconds();
+        if (now >= end) break;
+        if (attempt->begun < attempt->count && (attempt->under_way == 0 || now >= next)) {
+            begin_next(attempt);
+            next = now + HEAD_START_SECONDS;
+        }
+        if (attempt->under_way == 0) continue;
+        fd = poll_targets(attempt, (attempt->begun < attempt->count ? fmin(next, end) : end) - now);
+    }
+    const int number = fd < 0 && attempt->under_way > 0 ? ETIMEDOUT : attempt->number;
+    for (size_t i = 0; i < attempt->begun; i++)
+        if (attempt->targets[i].fd >= 0 && attempt->targets[i].fd != fd) close(attempt->targets[i].fd);
+    return fd >= 0 ? fd : -number;
+}
+
+static int add_all_targets(struct attempt *attempt, const char *addresses, struct error *error)
+{
+    char *list = strdup(addresses), *rest;
+    if (list == NULL) return error_set(error, STATUS_INTERNAL, "no memory for the coordinator's addresses");
+    int result = 0;
+    for (char *address = strtok_r(list, ",", &rest); address != NULL && result == 0;
+         address = strtok_r(NULL, ",", &rest))
+        result = add_targets(attempt, address, error);
+    free(list);
+    return result;
+}
+
+static int connect_tcp(const char *addresses, double timeout_seconds, struct error *error)
+{
+    struct attempt attempt = {.number = EDESTADDRREQ};
+    int result = add_all_targets(&attempt, addresses, error);
+    if (result != 0) return result;
+    int fd = connect_first(&attempt, timeout_seconds);
+    if (fd < 0) return error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", addresses);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    return fd;
+}
+
+int control_connect(const char *addresses, double timeout_seconds, struct error *error)
+{
+    if (strncmp(addresses, "unix:", 5) != 0) return connect_tcp(addresses, timeout_seconds, error);
+    int fd = connect_unix(addresses + 5, timeout_seconds);
     return fd >= 0 ? fd
-                   : error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", address);
+                   : error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", addresses);
 }

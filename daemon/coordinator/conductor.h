@@ -16,8 +16,8 @@
  *
  * A negative answer of conductor_hello means that the job cannot start: every rank that has said hello, and each one
  * that says it later (with a negative answer, too), gets conductor_farewell. A negative answer of the others means that
- * a worker broke the protocol (a message repeated, out of order or impossible) or was interrupted by a signal: every rank gets conductor_farewell
- * unsolicited, and whatever else comes in is ignored (0).
+ * a worker broke the protocol (a message repeated, out of order or impossible) or was interrupted by a signal: every
+ * rank gets conductor_farewell unsolicited, and whatever else comes in is ignored (0).
  *
  * A local error that a worker reports in order is no negative answer: it comes out as a decision FAIL, or in the
  * farewell. So does the end by numerics: the decision's text names the step, and the last culprit known by then; blame

@@ -41,8 +41,8 @@ struct attempt {
     uint32_t *accumulate;   /* [ranks] */
     Gacc__V1__Blame *blame; /* own copy, of the lowest rank that found something */
     uint32_t blame_rank;
-    uint32_t warnings; /* bits */
-    bool nonfinite;    /* some rank's shard, or the sum over ranks, was not finite … */
+    uint32_t warnings;    /* bits */
+    bool nonfinite;       /* some rank's shard, or the sum over ranks, was not finite … */
     bool norm_overflowed; /* … or all are, and the sum of their squares is not */
     bool evaluates;
 };

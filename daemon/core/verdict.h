@@ -24,7 +24,7 @@ struct verdict {
     uint32_t fail_rank;
     uint32_t nonfinite_rank; /* the first with a non-finite shard, with VERDICT_IS_SKIP; ranks: only the sum over them
                                 is non-finite */
-    bool norm_overflows; /* with VERDICT_IS_SKIP: all shards are finite, the sum of their squares is not */
+    bool norm_overflows;     /* with VERDICT_IS_SKIP: all shards are finite, the sum of their squares is not */
     double grad_norm_scaled, grad_norm, grad_norm_clipped, clip_coefficient; /* of an APPLY; else NaN */
     double loss; /* NaN with VERDICT_IS_EMPTY and VERDICT_IS_FAIL */
     double weight;

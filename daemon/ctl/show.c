@@ -74,12 +74,10 @@ void show_status_json(const Gacc__V1__Status *status)
                   status->has_scaler ? number(status->loss_scale) : json_null(), "growth_tracker",
                   (json_int_t)status->growth_tracker, "tokens_per_second", status->tokens_per_second, "tokens_seen",
                   (json_int_t)status->tokens_seen, "eta_seconds", number(status->eta_seconds), "validation_loss",
-                  status->has_validation ? number(status->validation_loss) : json_null(),
-                  "validation_optimizer_steps",
+                  status->has_validation ? number(status->validation_loss) : json_null(), "validation_optimizer_steps",
                   status->has_validation ? json_integer((json_int_t)status->validation_optimizer_steps) : json_null(),
-                  "ranks", ranks,
-                  "effective_batch", (int)status->effective_batch, "micro_batch", (int)status->micro_batch,
-                  "started_unix_seconds", status->started_unix_seconds);
+                  "ranks", ranks, "effective_batch", (int)status->effective_batch, "micro_batch",
+                  (int)status->micro_batch, "started_unix_seconds", status->started_unix_seconds);
     json_dumpf(object, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(object);

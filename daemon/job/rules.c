@@ -186,7 +186,8 @@ static bool looks_multiplied(double lr, double factor, double bound)
 /*
  * A learning rate that somebody multiplied by K by hand. Neither optimizer's usual rates reach the bound (AdamW:
  * published recipes lie between 1e-5 and 6e-3; SGD: at most 1). A rate may be large for its own sake, as those of small
- * models are: 0.02 or 0.5 says nothing, whatever the number of micro-batches, but 0.0192 with 32 of them is 32 times 6e-4.
+ * models are: 0.02 or 0.5 says nothing, whatever the number of micro-batches, but 0.0192 with 32 of them is 32 times
+ * 6e-4.
  */
 static int doubtful_rate(struct loading *loading)
 {

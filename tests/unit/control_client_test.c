@@ -223,6 +223,44 @@ static int listen_tcp(struct server *server)
     return fd;
 }
 
+/* A listener whose queue is full drops what comes, silently. Closes with the sockets in *fillers. */
+static int listen_silently(int fillers[4], char *address, size_t size)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(fd, 0), 0);
+    getsockname(fd, (struct sockaddr *)&at, &length);
+    snprintf(address, size, "tcp://127.0.0.1:%d", ntohs(at.sin_port));
+    for (int i = 0; i < 4; i++) {
+        fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        connect(fillers[i], (struct sockaddr *)&at, sizeof at);
+    }
+    return fd;
+}
+
+/* Answers on 127.0.0.1, and is said to be at two silent addresses, too. */
+static int silent[2], fillers[2][4];
+static int listen_behind_silence(struct server *server)
+{
+    char first[40], second[40], real[40];
+    int fd = listen_tcp(server);
+    snprintf(real, sizeof real, "%.39s", server->address);
+    silent[0] = listen_silently(fillers[0], first, sizeof first);
+    silent[1] = listen_silently(fillers[1], second, sizeof second);
+    snprintf(server->address, sizeof server->address, "%s,%s,%s", first, second, real);
+    return fd;
+}
+
+static void close_silence(void)
+{
+    for (int i = 0; i < 2; i++) {
+        close(silent[i]);
+        for (int j = 0; j < 4; j++) close(fillers[i][j]);
+    }
+}
+
 static void server_start(struct server *server, enum behaviour behaviour, int (*listen_on)(struct server *))
 {
     *server = (struct server){.behaviour = behaviour};
@@ -511,6 +549,52 @@ static void test_states_are_sent_when_they_change_and_as_a_heartbeat(void **stat
     assert_int_equal(line.heard.losses, 0);
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void test_addresses_that_never_answer_hold_up_the_next_for_a_quarter_second_each(void **state)
+{
+    (void)state;
+    struct line line;
+    double began = seconds();
+    assert_int_equal(line_open(&line, OBLIGING, listen_behind_silence, 20), 0);
+    double took = seconds() - began;
+    assert_true(took >= 0.5 && took < 5);
+    run_a_job(&line);
+    close_silence();
+}
+
+static void test_addresses_of_which_none_answers_end_with_the_timeout(void **state)
+{
+    (void)state;
+    char address[40], list[120], expected[200];
+    struct error error;
+    struct control *control;
+    static const uint8_t secret[CONTROL_SECRET];
+    struct heard heard = {0};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, &heard};
+    int fd = listen_silently(fillers[0], address, sizeof address);
+    snprintf(list, sizeof list, "%s,tcp://127.0.0.1:1", address);
+    double began = seconds();
+    assert_int_equal(control_client_open(&control, list, secret, 0, 0.6, &events, &error), -STATUS_UNAVAILABLE);
+    double took = seconds() - began;
+    assert_true(took >= 0.6 && took < 5);
+    snprintf(expected, sizeof expected, "cannot reach the coordinator at %s: Connection timed out", list);
+    assert_string_equal(error.text, expected);
+    close(fd);
+    for (int i = 0; i < 4; i++) close(fillers[0][i]);
+    /* Refused at once: the next is not waited for. */
+    began = seconds();
+    assert_int_equal(control_client_open(&control, "tcp://127.0.0.1:1,tcp://127.0.0.1:2,tcp://127.0.0.1:3", secret, 0,
+                                         20, &events, &error),
+                     -STATUS_UNAVAILABLE);
+    assert_true(seconds() - began < 0.2);
+}
+
 static void test_an_address_that_cannot_be_reached_is_named(void **state)
 {
     (void)state;
@@ -555,6 +639,8 @@ int main(void)
         cmocka_unit_test(test_a_wrong_secret_is_told),
         cmocka_unit_test(test_states_are_sent_when_they_change_and_as_a_heartbeat),
         cmocka_unit_test(test_an_address_that_cannot_be_reached_is_named),
+        cmocka_unit_test(test_addresses_that_never_answer_hold_up_the_next_for_a_quarter_second_each),
+        cmocka_unit_test(test_addresses_of_which_none_answers_end_with_the_timeout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

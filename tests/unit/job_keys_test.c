@@ -10,8 +10,8 @@
 
 #include "daemon/job/job.h"
 #include "daemon/job/keys.h"
-#include "daemon/slip.h"
 #include "daemon/job/scalar.h"
+#include "daemon/slip.h"
 #include "scratch.h"
 
 /* One job for every branch of the table. */

@@ -557,9 +557,9 @@ static void a_rate_that_looks_multiplied_by_k_is_doubted(void **state)
     (void)state;
     /* 4 micro-batches. */
     release(accepted_with(gpt, SETS("optimizer.lr=0.012")));
-    assert_string_equal(
-        notices, "gaccd: optimizer.lr 0.012 looks like 0.003 multiplied by the number of micro-batches (4): the "
-                 "gradient is a mean over the global batch, so lr does not depend on K\n");
+    assert_string_equal(notices,
+                        "gaccd: optimizer.lr 0.012 looks like 0.003 multiplied by the number of micro-batches (4): the "
+                        "gradient is a mean over the global batch, so lr does not depend on K\n");
     struct job_overrides two_ranks = *SETS("optimizer.lr=0.018", "batch.micro=2"); /* K = 3 */
     two_ranks.ranks = 2;
     release(accepted_with(gpt, &two_ranks));
@@ -765,9 +765,10 @@ static void fewer_micro_batches_than_ranks_are_refused(void **state)
 {
     (void)state;
     release(accepted_with(tape, &(struct job_overrides){.ranks = 1}));
-    refused(tape, &(struct job_overrides){.ranks = 2}, STATUS_JOB,
-            "dir/job.yaml:4:27: batch.micro: 4 makes 1 micro-batch of batch.global 4, fewer than 2 ranks: batch.micro 2 "
-            "would do, or batch.global 8");
+    refused(
+        tape, &(struct job_overrides){.ranks = 2}, STATUS_JOB,
+        "dir/job.yaml:4:27: batch.micro: 4 makes 1 micro-batch of batch.global 4, fewer than 2 ranks: batch.micro 2 "
+        "would do, or batch.global 8");
     struct job_overrides overrides = *SETS("batch.micro=3");
     overrides.ranks = 2;
     release(accepted_with(tape, &overrides));
