@@ -31,6 +31,8 @@
  * then go this much later: mpirun takes one second, never two.
  */
 #define LEAVE_MICROSECONDS 100000
+/* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. */
+#define YIELD_MICROSECONDS 1500000
 /* An interrupted rank's patience with its coordinator. */
 #define FAREWELL_SECONDS 1
 
@@ -381,12 +383,13 @@ static int finish(const struct launch *launch, struct control *control, int stat
 }
 
 /* Where the coordinator is out of reach nobody says who speaks: rank 0, if it is in the same trouble. */
-static void end_unheard(const struct launch *launch, struct error *error)
+static void end_unheard(struct launch *launch, struct error *error)
 {
+    enter_stage(launch, STAGE_ENDING, NULL);
     if (launch->place.rank == 0)
         say_last_words(launch, error);
     else
-        sleep(1);
+        usleep(YIELD_MICROSECONDS);
     complain_as_rank(launch, error->text);
     comm_abort(launch->comm, (int)error->status);
 }
@@ -437,6 +440,7 @@ int launch_run(const struct launch_options *options)
     status = open_transport(&launch, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
+        enter_stage(&launch, STAGE_ENDING, NULL);
         if (!is_first) launch_stay();
         if (is_first && !launch.finished) say_last_words(&launch, &error);
         complain_as_rank(&launch, error.text);
