@@ -250,24 +250,56 @@ __attribute__((noreturn)) static void leave(const struct launch *launch, const c
     _exit(STATUS_INTERNAL);
 }
 
-/* On a thread of its own. A launcher that ends the job signals all ranks; of those that the coordinator does not know
- * yet rank 0 speaks. */
-static void on_interruption(void *context, const char *name)
+/* A hello that says why this rank cannot begin. */
+struct refusal {
+    Gacc__V1__Hello hello;
+    Gacc__V1__Failure failure;
+    char host[256];
+};
+
+/* *why is borrowed. */
+static void fill_refusal(const struct launch *launch, const struct error *why, struct refusal *refusal)
+{
+    *refusal = (struct refusal){.hello = GACC__V1__HELLO__INIT, .failure = GACC__V1__FAILURE__INIT};
+    gethostname(refusal->host, sizeof refusal->host - 1);
+    refusal->failure.status = why->status;
+    refusal->failure.text = (char *)why->text;
+    Gacc__V1__Hello *hello = &refusal->hello;
+    hello->rank = launch->place.rank;
+    hello->ranks = launch->place.ranks;
+    hello->job_digest = launch->job->digest;
+    hello->host = refusal->host;
+    hello->pid = (uint32_t)getpid();
+    hello->failure = &refusal->failure;
+}
+
+/* The lock is held. */
+static bool tell_coordinator(const struct launch *launch, const char *signal, const struct error *why)
+{
+    if (launch->stage != STAGE_JOINED) return false;
+    struct refusal refusal;
+    fill_refusal(launch, why, &refusal);
+    return control_client_interrupt(launch->control, signal, &refusal.hello);
+}
+
+/* On a thread of its own. A launcher that ends the job signals all ranks; of those that have no line to the coordinator
+ * rank 0 speaks. */
+static void on_interruption(void *context, const char *signal)
 {
     struct launch *launch = context;
+    struct error why;
+    error_set(&why, STATUS_INTERNAL, "rank %u: interrupted by %s before the first step", launch->place.rank, signal);
     pthread_mutex_lock(&launch->lock);
     const enum stage stage = launch->stage;
-    launch->interrupted = name;
-    bool told = stage == STAGE_JOINED && control_client_interrupt(launch->control, name);
+    launch->interrupted = signal;
+    bool told = tell_coordinator(launch, signal, &why);
     pthread_mutex_unlock(&launch->lock);
     if (told) sleep(FAREWELL_SECONDS); /* on_farewell leaves */
-    if (!told && stage != STAGE_ENDING && launch->place.rank == 0) {
-        struct error why;
-        error_set(&why, STATUS_INTERNAL, "rank 0: interrupted by %s before the first step", name);
-        if (stage != STAGE_STARTING) say_last_words(launch, &why);
+    if (stage < STAGE_JOINED && launch->place.rank == 0) {
+        if (stage == STAGE_COORDINATED) say_last_words(launch, &why);
         complain_as_rank(launch, why.text);
     }
-    leave(launch, name);
+    leave(launch, signal);
 }
 
 /* On the control thread, as the next. */
@@ -314,20 +346,10 @@ static int open_control(struct launch *launch, struct control **control, struct 
 static int say_cannot_start(const struct launch *launch, struct control *control, const struct error *why,
                             struct error *error)
 {
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
-    failure.status = why->status;
-    failure.text = (char *)why->text;
-    Gacc__V1__Hello hello = GACC__V1__HELLO__INIT;
-    hello.rank = launch->place.rank;
-    hello.ranks = launch->place.ranks;
-    hello.job_digest = launch->job->digest;
-    hello.host = host;
-    hello.pid = (uint32_t)getpid();
-    hello.failure = &failure;
+    struct refusal refusal;
+    fill_refusal(launch, why, &refusal);
     Gacc__V1__Welcome *welcome = NULL;
-    int status = control->hello(control, &hello, &welcome, error);
+    int status = control->hello(control, &refusal.hello, &welcome, error);
     if (!status) gacc__v1__welcome__free_unpacked(welcome, NULL);
     return status ? status : error_set(error, why->status, "%s", why->text);
 }

@@ -548,16 +548,22 @@ bool control_client_prints(const struct control *control)
     return prints;
 }
 
-bool control_client_interrupt(struct control *control, const char *signal)
+bool control_client_interrupt(struct control *control, const char *signal, const Gacc__V1__Hello *hello)
 {
     struct control_client *client = client_of(control);
     Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
     interrupted.signal = (char *)(uintptr_t)signal;
     worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
-    message.body_case = GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED;
-    message.interrupted = &interrupted;
     pthread_mutex_lock(&client->lock);
-    bool posted = client->hailed && !client->over && outbox_add(&client->outbox, &message) == 0;
+    if (client->hailed) {
+        message.body_case = GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED;
+        message.interrupted = &interrupted;
+    } else {
+        message.body_case = GACC__V1__WORKER_MESSAGE__BODY_HELLO;
+        message.hello = (Gacc__V1__Hello *)(uintptr_t)hello;
+    }
+    bool posted = !client->over && outbox_add(&client->outbox, &message) == 0;
+    client->hailed = true;
     pthread_mutex_unlock(&client->lock);
     return posted && write(client->wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
 }

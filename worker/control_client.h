@@ -37,10 +37,10 @@ int control_client_open(struct control **out, const char *addresses, const uint8
                         struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */
 bool control_client_prints(const struct control *control);
-/* Tells the coordinator that a signal asks this rank to end: the event `farewell` follows. From any thread, beside the
- * calls above. False when there is nobody to tell: the coordinator does not know the rank yet (no hello), or is gone.
- */
-bool control_client_interrupt(struct control *control, const char *signal);
+/* Tells the coordinator that a signal asks this rank to end; where it does not know the rank yet, by `hello`, which has
+ * that failure. The event `farewell` follows. From any thread, beside the calls above. False when there is nobody to
+ * tell any more. */
+bool control_client_interrupt(struct control *control, const char *signal, const Gacc__V1__Hello *hello);
 /* Ends the stream and the thread; not from one of the events. NULL is allowed. */
 void control_client_close(struct control *control);
 

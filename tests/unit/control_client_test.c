@@ -436,7 +436,7 @@ static void *interrupt(void *context)
 {
     pause_ms(50);
     struct line *line = context;
-    assert_true(control_client_interrupt(line->control, "SIGTERM"));
+    assert_true(control_client_interrupt(line->control, "SIGTERM", NULL));
     return NULL;
 }
 
@@ -445,7 +445,6 @@ static void test_an_interruption_is_told_beside_a_caller_that_waits(void **state
     (void)state;
     struct line line;
     assert_int_equal(line_open(&line, IGNORES_REPORT, listen_unix, 5), 0);
-    assert_false(control_client_interrupt(line.control, "SIGTERM")); /* the coordinator does not know the rank yet */
     assert_int_equal(say_hello(&line), 0);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, interrupt, &line), 0);
@@ -454,7 +453,20 @@ static void test_an_interruption_is_told_beside_a_caller_that_waits(void **state
     assert_string_equal(line.heard.text, "SIGTERM");
     assert_int_equal(line.heard.farewells, 1);
     assert_int_equal(line.heard.losses, 0);
-    assert_false(control_client_interrupt(line.control, "SIGTERM")); /* nobody to tell any more */
+    assert_false(control_client_interrupt(line.control, "SIGTERM", NULL)); /* nobody to tell any more */
+    line_close(&line);
+}
+
+static void test_an_interruption_before_hello_is_a_hello_that_fails(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, FAREWELL_TO_HELLO, listen_unix, 5), 0);
+    Gacc__V1__Hello hello = GACC__V1__HELLO__INIT;
+    assert_true(control_client_interrupt(line.control, "SIGTERM", &hello));
+    for (int i = 0; i < 500 && line.heard.farewells == 0; i++) pause_ms(10);
+    assert_int_equal(line.heard.farewells, 1);
+    assert_int_equal(line.heard.losses, 0);
     line_close(&line);
 }
 
@@ -630,6 +642,7 @@ int main(void)
         cmocka_unit_test(test_a_farewell_to_hello_is_the_callers),
         cmocka_unit_test(test_an_unsolicited_farewell_is_an_event_and_frees_the_caller),
         cmocka_unit_test(test_an_interruption_is_told_beside_a_caller_that_waits),
+        cmocka_unit_test(test_an_interruption_before_hello_is_a_hello_that_fails),
         cmocka_unit_test(test_a_coordinator_that_dies_is_lost),
         cmocka_unit_test(test_a_stream_that_ends_is_lost),
         cmocka_unit_test(test_a_message_that_is_none_is_lost),
