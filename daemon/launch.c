@@ -318,13 +318,13 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 static void on_lost(void *context, const struct error *error)
 {
     struct launch *launch = context;
-    enter_stage(launch, STAGE_ENDING, NULL);
+    const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
     if (launch->place.rank == 0) {
         complain_as_rank(launch, error->text);
         stand_in(launch, error);
-    } else {
-        sleep(1);
     }
+    if (interrupted) leave(launch, interrupted);
+    if (launch->place.rank != 0) sleep(1);
     comm_abort(launch->comm, STATUS_INTERNAL);
 }
 
@@ -424,8 +424,9 @@ static int work(struct launch *launch, struct error *error)
     enter_stage(launch, STAGE_JOINED, control);
     status = train(launch, control, error);
     status = finish(launch, control, status, error);
-    enter_stage(launch, STAGE_ENDING, NULL);
+    const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
     control_client_close(control);
+    if (interrupted && status) leave(launch, interrupted);
     /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. */
     if (status == -STATUS_INTERNAL) comm_abort(launch->comm, STATUS_INTERNAL);
     return status;

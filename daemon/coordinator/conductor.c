@@ -84,6 +84,14 @@ void conductor_fail(struct conductor *c, const struct error *error)
     conductor_set_failure(c, error);
 }
 
+void conductor_fail_said(struct conductor *c, const struct error *error)
+{
+    conductor_set_failure(c, error);
+    if (c->has_speaker) return;
+    c->has_speaker = true;
+    c->speaker = 0;
+}
+
 /* The job ends here and now: no answer in turn is possible any more. */
 static int broken(struct conductor *c, const struct error *why, struct error *error)
 {

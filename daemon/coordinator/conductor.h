@@ -65,6 +65,8 @@ bool conductor_lost(struct conductor *conductor, uint32_t rank, const char *why)
 /* Something failed at the coordinator itself (the log cannot be written): the job ends in order with the next decision
  * or farewell. */
 void conductor_fail(struct conductor *conductor, const struct error *error);
+/* As conductor_fail, by rank 0, which prints the text itself: no other rank is asked to. */
+void conductor_fail_said(struct conductor *conductor, const struct error *error);
 
 /* Messages out, when the call above returned 1; they belong to the conductor and stay as they are until its next call
  * that takes a message or gives one. */

@@ -97,7 +97,7 @@ struct conductor {
     uint32_t *shares; /* [ranks] */
     Gacc__V1__Decision decision;
     Gacc__V1__Farewell farewell;
-    bool has_speaker; /* a farewell is out */
+    bool has_speaker; /* a farewell is out, or rank 0 has spoken */
     uint32_t speaker; /* the rank that prints why the job failed */
     Gacc__V1__Failure failure_message;
     Gacc__V1__Status status;

@@ -146,7 +146,7 @@ static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
     struct error last_words;
     if (length == sizeof last_words) {
         memcpy(&last_words, buffer->base, sizeof last_words);
-        conductor_fail(coordinator->conductor, &last_words);
+        conductor_fail_said(coordinator->conductor, &last_words);
     }
     if (length >= 0) return;
     uv_read_stop(life);

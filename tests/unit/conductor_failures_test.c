@@ -60,6 +60,26 @@ static void a_rank_that_is_interrupted_ends_the_job_at_once(void **unused)
     }
 }
 
+static void what_rank_0_said_itself_no_other_rank_repeats(void **unused)
+{
+    (void)unused;
+    for (int said = 0; said < 2; said++) {
+        struct world w;
+        make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+        struct error error = {0}, words;
+        open_conductor(&w);
+        Gacc__V1__Hello hello = hello_of(&w, 1);
+        take(conductor_hello(w.conductor, 1, &hello, w.now, &error), 0, &error);
+        error_set(&words, STATUS_INTERNAL, "rank 0: too many open files");
+        (said ? conductor_fail_said : conductor_fail)(w.conductor, &words);
+        assert_true(conductor_lost(w.conductor, 0, "its process ended"));
+        const Gacc__V1__Farewell *farewell = conductor_farewell(w.conductor, 1);
+        assert_string_equal(farewell->failure->text, "rank 0: too many open files");
+        assert_int_equal(farewell->print, !said);
+        conductor_close(w.conductor);
+    }
+}
+
 static void of_several_failing_ranks_the_lowest_is_told(void **unused)
 {
     (void)unused;
@@ -378,6 +398,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_local_error_fails_the_step_on_all_ranks),
         cmocka_unit_test(a_rank_that_is_interrupted_ends_the_job_at_once),
+        cmocka_unit_test(what_rank_0_said_itself_no_other_rank_repeats),
         cmocka_unit_test(of_several_failing_ranks_the_lowest_is_told),
         cmocka_unit_test(a_failure_before_the_first_step_ends_the_job_without_a_record),
         cmocka_unit_test(a_failure_of_the_coordinator_ends_the_job_with_the_next_decision),
