@@ -56,13 +56,17 @@ struct step {
     const Gacc__V1__Plan *plan, *next_plan; /* next_plan NULL: there will be no such step */
     const Gacc__V1__Window *window;
     struct share share; /* own micro-batches */
-    double loss_sum, weight;
+    long double loss_sum;
+    double weight;
     uint32_t micro_batches;      /* own ones that hold weight */
     struct gradient_check check; /* of the own shard */
     Gacc__V1__Seconds seconds;
     double started;               /* seconds_now */
     Gacc__V1__Decision *decision; /* the caller's to free, NULL unless step_run got that far */
 };
+
+/* A sum of losses as a message carries it: returned·2^exponent. Its own range is wider than double's. */
+double split_loss(long double sum, int32_t *exponent);
 
 /* Seconds of a monotonic clock. */
 double seconds_now(void);
@@ -82,10 +86,11 @@ uint64_t session_evaluation_sequences(const struct session *session);
 
 /* --- window.c ------------------------------------------------------------------------------------------------ */
 
-/* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in double and rounded once: the only
- * place where the loss is scaled or averaged. Returns S × averaging factor. */
-double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
-                  enum dtype wide_type, wide *seeds);
+/* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in long double, whose range no weight
+ * leaves: the only place where the loss is scaled or averaged. Returns S × averaging factor for the unit of the batch's
+ * weights. */
+long double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
+                       enum dtype wide_type, wide *seeds);
 
 /* Refuses (70) a plan that is not for these ranks, this micro-batch size or this data set. */
 int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan, struct error *error);

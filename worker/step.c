@@ -3,6 +3,7 @@
  * the rank saw goes into one report, and the decision says what all ranks do.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -37,6 +38,12 @@ static void plant_parameter_write(const struct session *session, const struct st
         *(unsigned char *)session->parameters ^= 1;
 }
 
+double split_loss(long double sum, int32_t *exponent)
+{
+    *exponent = 0;
+    return isfinite(sum) ? (double)frexpl(sum, exponent) : (double)sum;
+}
+
 /* Forward and backward of the batch that was read. */
 static int run_micro_batch(struct session *session, struct step *step, struct error *error)
 {
@@ -50,7 +57,8 @@ static int run_micro_batch(struct session *session, struct step *step, struct er
 
     double n = session->batch->weight_sum;
     bool by_micro_batch = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
-    step->loss_sum += by_micro_batch ? pass.loss_sum / n : pass.loss_sum;
+    long double loss_sum = ldexpl(pass.loss_sum, session->batch->exponent);
+    step->loss_sum += by_micro_batch ? loss_sum / n : loss_sum;
     step->weight += n;
     step->micro_batches++;
     return 0;
@@ -124,7 +132,7 @@ static int report(struct session *session, struct step *step, struct error *erro
     message.finite = step->check.finite;
     message.sum_squares_scaled = step->check.sum_squares_scaled;
     message.sum_squares = step->check.sum_squares;
-    message.loss_sum = step->loss_sum;
+    message.loss_sum = split_loss(step->loss_sum, &message.loss_exponent);
     message.weight = step->weight;
     message.micro_batches = step->micro_batches;
     window_share_weight(session, step->next_plan, &message.next_weight, &message.next_micro_batches);

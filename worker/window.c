@@ -2,26 +2,33 @@
  * The accumulation window: which sequences a micro-batch holds, what its loss is multiplied by, and how it goes over
  * the model.
  */
+#include <assert.h>
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "worker/session_internal.h"
 
-double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
-                  enum dtype wide_type, wide *seeds)
+static_assert(LDBL_MAX_EXP > 4 * DBL_MAX_EXP, "S·w/W is in range wherever it comes from doubles");
+
+long double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
+                       enum dtype wide_type, wide *seeds)
 {
-    double divisor = 1; /* sum */
+    long double divisor = 1; /* sum */
     if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = window->weight;
-    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH) divisor = window->micro_batches * batch->weight_sum;
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
+        divisor = (long double)window->micro_batches * batch->weight_sum;
+    const long double scale = ldexpl(window->scale, batch->exponent);
     for (size_t row = 0; row < batch->rows; row++) {
         double weight = batch->weight[row];
-        double seed = weight == 0 ? 0 : window->scale * weight / divisor;
+        double seed = weight == 0 ? 0 : (double)(scale * weight / divisor);
         if (wide_type == DTYPE_FP64)
             ((double *)seeds)[row] = seed;
         else
             ((float *)seeds)[row] = (float)seed;
     }
-    return window->scale / divisor;
+    return scale / divisor;
 }
 
 static uint32_t plan_micro_batches(const Gacc__V1__Plan *plan)
@@ -88,14 +95,14 @@ int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t in
     struct micro_batch *batch = session->batch;
     struct range positions = micro_batch_positions(plan, index);
     batch->index = index;
-    batch->rows = 0;
-    batch->weight_sum = 0;
+    micro_batch_clear(batch);
     for (uint64_t position = positions.begin; position < positions.end; position++) {
         uint64_t sequence = sequence_at(session, plan, position);
         int result = planted_error(session, plan, sequence, error);
         if (!result) result = data_read(session->train, sequence, batch, error);
         if (result) return result;
     }
+    micro_batch_scale(batch);
     return 0;
 }
 

@@ -22,7 +22,8 @@ struct rank {
     double weight, next_weight; /* announced for the window under way, and for the one after it */
     uint32_t micro_batches, next_micro_batches;
     bool evaluated;
-    double evaluation_loss_sum, evaluation_weight, evaluation_seconds;
+    long double evaluation_loss_sum;
+    double evaluation_weight, evaluation_seconds;
     uint64_t evaluation_sequences;
     double heard; /* when */
     Gacc__V1__State state;

@@ -45,7 +45,7 @@ static void add_evaluation(struct conductor *c)
 {
     const struct step_counters *counters = &c->attempt.record.counters;
     struct eval_record eval = {.step = counters->step, .optimizer_steps = counters->optimizer_steps};
-    double loss_sum = 0;
+    long double loss_sum = 0;
     for (uint32_t r = 0; r < c->ranks; r++) {
         const struct rank *rank = &c->rank[r];
         if (!rank->evaluated) return;
@@ -54,7 +54,7 @@ static void add_evaluation(struct conductor *c)
         eval.sequences += rank->evaluation_sequences;
         if (rank->evaluation_seconds > eval.seconds) eval.seconds = rank->evaluation_seconds;
     }
-    eval.loss = loss_sum / eval.weight;
+    eval.loss = (double)(loss_sum / eval.weight);
     c->has_validation = true;
     c->validation_loss = eval.loss;
     c->validation_optimizer_steps = eval.optimizer_steps;

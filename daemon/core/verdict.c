@@ -3,10 +3,11 @@
 #include <math.h>
 
 struct sums {
-    double squares_scaled, squares, loss;
+    double squares_scaled, squares;
+    long double loss;
 };
 
-static double loss_of(double loss_sum, const struct verdict *verdict, enum loss_weighting weighting)
+static long double loss_of(long double loss_sum, const struct verdict *verdict, enum loss_weighting weighting)
 {
     switch (weighting) {
     case WEIGHT_BY_TOKEN:
@@ -58,7 +59,7 @@ void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_wei
         verdict->kind = VERDICT_IS_EMPTY;
         return;
     }
-    verdict->loss = loss_of(sums.loss, verdict, weighting);
+    verdict->loss = (double)loss_of(sums.loss, verdict, weighting);
     if (verdict->nonfinite_rank < ranks || !isfinite(sums.squares_scaled) || !isfinite(sums.squares)) {
         verdict->kind = VERDICT_IS_SKIP;
         verdict->norm_overflows = true;

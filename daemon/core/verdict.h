@@ -11,7 +11,8 @@ struct rank_report {
     int status; /* a local error; 0: none */
     bool finite;
     double sum_squares_scaled, sum_squares;
-    double loss_sum, weight;
+    long double loss_sum; /* of any weights: it may lie outside of double's range */
+    double weight;
     uint32_t micro_batches; /* non-empty */
 };
 
@@ -31,7 +32,7 @@ struct verdict {
     uint32_t micro_batches;
 };
 
-/* Reports in rank order; sums are added in that order in fp64. clip_norm 0: no clipping. A sum of finite shards that is
+/* Reports in rank order; sums are added in that order in fp64, those of losses in long double. clip_norm 0: no clipping. A sum of finite shards that is
  * not itself finite is a SKIP. FAIL goes before EMPTY, and EMPTY (no weight at all) before SKIP. */
 void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_weighting weighting, double clip_norm,
                 struct verdict *verdict);

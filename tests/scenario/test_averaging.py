@@ -71,6 +71,32 @@ class Averaging(toys.Training):
                 self.assert_near(out.weight, [mean], 1e-6)
                 self.assertEqual(out.steps[0]["weight"], 4)
 
+    def test_only_the_ratio_of_weights_counts(self):
+        """A3, A5: S·w/W, Σ w·ℓ/W and the validation loss are what they are for weights 1, 3 and 4, be the unit double's least
+        number, whose 1/W is none, or so large that Σ w·g is none."""
+        rows = [(1, 2, -4), (3, 6, 0), (4, 1, 2), (0, NAN, NAN)]
+        for weighting, gradient, ranks in (("token", [3, 0.5], 1), ("token", [3, 0.5], 2), ("microbatch", [3, -2 / 3], 2)):
+            for compute, scale in (("fp64", None), ("fp32", None), ("fp16", 4096)):
+                for unit in (5e-324, 1e-310, 1e307):
+                    with self.subTest(weighting=weighting, ranks=ranks, compute=compute, unit=unit):
+                        data = [(weight * unit, *g) for weight, *g in rows]
+                        self.write("validation", toys.csv_text(tape([0, 0]), data))
+                        job = tape([4, 0.25], batch=4, compute=compute, scale=scale, batch_={"weighting": weighting})
+                        job["data"]["validation"] = ["validation"]
+                        job["evaluation"] = {"every": 1}
+                        out = self.train(job, data, ranks)
+                        w = numpy.array([4, 0.25])
+                        step = out.steps[0]
+                        self.assertEqual((out.verdicts(), step["weight"]), ("A", 8 * unit))
+                        self.assert_close(out.weight - w, -numpy.array(gradient), 1e-3 if compute == "fp16" else 1e-6)
+                        self.assert_close(step["loss"], gradient @ w, 1e-12)
+                        self.assert_close(out.evaluations[0]["loss"], [3, 0.5] @ out.weight.astype(float), 1e-3)
+        for unit in (1, 5e-324, 1e307):  # targets −4, 0 and 1 of x = 2, 6 and 1
+            out = self.train(lin1(batch=3, micro=3), [(unit, 2, -4), (3 * unit, 6, 0), (4 * unit, 1, 1)])
+            self.assertEqual((out.steps[0]["loss"], out.weight[0]), (1.25, -0.5))
+        out = self.train(tape(batch=3, batch_={"weighting": "microbatch"}), [(7e307, 3), (1, 6), (1e-300, 9)])
+        self.assertEqual(out.weight[0], -6)  # M'·n = 2.1e308
+
     def test_loss_and_gradient_do_not_grow_with_k(self):
         """01-8: a head of zeros gives ln 65 for every token; 32 rows split in any way have one gradient."""
         norms = []

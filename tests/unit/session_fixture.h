@@ -199,7 +199,7 @@ static inline void play_judge(struct play *play, Gacc__V1__Decision *decision, G
         finite &= report->finite;
         scaled += report->sum_squares_scaled;
         unscaled += report->sum_squares;
-        loss += report->loss_sum;
+        loss += ldexp(report->loss_sum, report->loss_exponent);
         weight += report->weight;
         micro_batches += report->micro_batches;
         attempt->ranks[rank].finite = report->finite;
@@ -342,7 +342,7 @@ static inline int play_step_done(struct control *control, const Gacc__V1__StepDo
     if (done->blame) play_note_blame(note, done->blame);
     note->evaluated = done->evaluation != NULL;
     if (done->evaluation) {
-        note->evaluation_loss = done->evaluation->loss_sum;
+        note->evaluation_loss = ldexp(done->evaluation->loss_sum, done->evaluation->loss_exponent);
         note->evaluation_weight = done->evaluation->weight;
     }
     for (uint64_t i = 0; i < session->map.parameters; i++) {

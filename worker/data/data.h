@@ -27,8 +27,9 @@ struct micro_batch {
     uint32_t index;        /* of the micro-batch in its step, global */
     size_t rows, capacity; /* sequences */
     uint64_t *sequence;    /* [rows] index in the data set */
-    double *weight;        /* [rows] of each target of the row */
-    double weight_sum;     /* n_k = Σ over targets */
+    double *weight;        /* [rows] of each target of the row, in units of 2^exponent */
+    int exponent;          /* 0 until micro_batch_scale */
+    double weight_sum;     /* n_k = Σ over targets, as such */
     int32_t *tokens;       /* [rows, context] inputs, NULL unless a language model */
     int32_t *targets;      /* [rows, context], or [rows] classes, else NULL */
     double *x;             /* [rows, inputs], or the g of a tape [rows, size]; else NULL */
@@ -36,6 +37,10 @@ struct micro_batch {
 };
 int micro_batch_open(struct micro_batch **out, const struct data_shape *shape, size_t capacity, struct error *error);
 void micro_batch_close(struct micro_batch *batch);
+void micro_batch_clear(struct micro_batch *batch);
+/* Once all rows are read: puts their weights into the unit that makes n_k lie in [½, 1), so that a weight times a loss
+ * or a gradient stays in double's range wherever the mean does. Powers of two: no digit changes. */
+void micro_batch_scale(struct micro_batch *batch);
 
 struct data;
 

@@ -1,4 +1,5 @@
 /* Memory for one micro-batch, as the model wants to be fed. */
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -48,4 +49,17 @@ int micro_batch_open(struct micro_batch **out, const struct data_shape *shape, s
     }
     *out = batch;
     return 0;
+}
+
+void micro_batch_clear(struct micro_batch *batch)
+{
+    batch->rows = 0;
+    batch->weight_sum = 0;
+    batch->exponent = 0;
+}
+
+void micro_batch_scale(struct micro_batch *batch)
+{
+    frexp(batch->weight_sum, &batch->exponent);
+    for (size_t row = 0; row < batch->rows; row++) batch->weight[row] = ldexp(batch->weight[row], -batch->exponent);
 }
