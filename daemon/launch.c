@@ -31,6 +31,8 @@
  * then go this much later: mpirun takes one second, never two.
  */
 #define LEAVE_MICROSECONDS 100000
+/* Of two ranks that end at once it takes either one's status: it is to see the death that a farewell is about first. */
+#define DEATH_FIRST_MICROSECONDS 200000
 /* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. */
 #define YIELD_MICROSECONDS 1500000
 /* An interrupted rank's patience with its coordinator. */
@@ -311,6 +313,7 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
     if (interrupted) leave(launch, interrupted); /* a launcher that ends the job does not hear of an abort */
+    usleep(DEATH_FIRST_MICROSECONDS);
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
 

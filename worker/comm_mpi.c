@@ -87,10 +87,14 @@ static void mpi_progress(struct comm *comm)
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, ((struct comm_mpi *)comm)->world, &found, MPI_STATUS_IGNORE);
 }
 
-/* MPI_Abort ends all ranks of the job; should it return, this process still ends. */
+/* MPI_Abort ends all ranks of the job. Under MPI_THREAD_FUNNELED it is the main thread's alone: called beside a
+ * collective that meets a dead rank's closed socket, it and the collective were in Open MPI's message printer at once,
+ * and the process died there. A process that ends without MPI_Finalize makes the launcher end the job just as well. */
 __attribute__((noreturn)) static void mpi_abort(struct comm *comm, int status)
 {
-    MPI_Abort(((struct comm_mpi *)comm)->world, status);
+    int is_main = 0;
+    MPI_Is_thread_main(&is_main);
+    if (is_main) MPI_Abort(((struct comm_mpi *)comm)->world, status);
     _exit(status);
 }
 

@@ -55,6 +55,17 @@ class Deaths(harness.Scenario):
         self.check_one_line(done, "rank 2")
         self.check_result("rank 2")
 
+    def test_over_sockets_no_thread_but_the_main_one_calls_mpi(self):
+        """A reduction that meets the dead rank's socket prints a message of Open MPI's; so did MPI_Abort, beside it: a
+        segmentation fault, now and then."""
+        self.environment["OMPI_MCA_btl"] = "self,tcp"
+        job = self.start(self.job, ranks=3).until_step(3)
+        done = self.kill(job.ranks()[2], job)
+        self.assertEqual(done.status, 137)
+        self.check_one_line(done, "rank 2")
+        self.assertNotIn("MPI_ABORT was invoked", done.err)
+        self.check_result("rank 2")
+
     def test_killing_the_coordinator(self):
         job = self.start(self.job).until_step(3)
         done = self.kill(job.connection()["pid"], job)
