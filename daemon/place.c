@@ -105,13 +105,16 @@ void place_tune_transport(const struct place *place)
     if (place->local_ranks > place_allowed_cores()) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
+/* PMIX_NAMESPACE is made of mpirun's process id and the host's name, which jobs in two containers may share; the port
+ * its server listens on is one job's. */
 bool place_shared_memory_path(const struct place *place, char *path, size_t size)
 {
-    const char *space = getenv("PMIX_NAMESPACE");
-    if (!place->launched || place->ranks == 1 || !place->one_host || !space || strchr(space, '/') ||
-        getenv("OMPI_MCA_btl_vader_backing_directory") || access("/dev/shm", W_OK | X_OK))
+    const char *space = getenv("PMIX_NAMESPACE"), *server = getenv("PMIX_SERVER_URI2");
+    const char *port = server ? strrchr(server, ':') : NULL;
+    if (!place->launched || place->ranks == 1 || !place->one_host || !space || strchr(space, '/') || !port ||
+        strchr(port, '/') || getenv("OMPI_MCA_btl_vader_backing_directory") || access("/dev/shm", W_OK | X_OK))
         return false;
-    int length = snprintf(path, size, "/dev/shm/gaccd-%u-%s", (unsigned)getuid(), space);
+    int length = snprintf(path, size, "/dev/shm/gaccd-%u-%s-%s", (unsigned)getuid(), space, port + 1);
     return length > 0 && (size_t)length < size;
 }
 

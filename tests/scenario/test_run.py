@@ -5,8 +5,22 @@ import pty
 import re
 import signal
 import subprocess
+import sys
+import unittest
 
 import harness
+
+# A container's first process: waits for the command, and for whatever it leaves.
+FIRST = """
+import os, subprocess, sys
+status = subprocess.call(sys.argv[1:])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    sys.exit(status)
+"""
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]  # process ids of its own; host name and /dev/shm are shared
 
 
 class Run(harness.Scenario):
@@ -56,6 +70,21 @@ class Run(harness.Scenario):
                       "n_positions": 32, "vocab_size": 256, "activation_function": theirs, "layer_norm_epsilon": 1e-5,
                       "tie_word_embeddings": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
             self.assertEqual({key: config.get(key) for key in wanted}, wanted)
+
+    @unittest.skipIf(subprocess.run([*CONTAINER, "true"], capture_output=True).returncode, "no process ids of one's own here")
+    def test_jobs_whose_launchers_have_the_same_process_id_do_not_meet(self):
+        """They mapped one another's messages: segmentation faults."""
+        jobs = []
+        for name in "ab":
+            temporary = os.path.join(self.directory, name)
+            os.mkdir(temporary)
+            inside = ["env", f"TMPDIR={temporary}", f"XDG_RUNTIME_DIR={temporary}", sys.executable, "-c", FIRST]
+            command = [*CONTAINER, *inside, *self.command(self.job, 2, (), f"run-{name}")]
+            jobs.append(harness.Running(self, command, f"run-{name}"))
+        for job in jobs:
+            done = job.wait(60)
+            self.assertEqual(done.status, 0, done.err)
+        self.assertEqual(*[[step["loss"] for step in job.log("step")] for job in jobs])
 
     def test_the_coordinator_is_bound_to_no_core_and_belongs_to_no_group(self):
         job = self.start(dict(self.job, job={"name": "gpt", "steps": 10**9}), mpirun=["--bind-to", "core"]).until_step(1)
