@@ -35,6 +35,18 @@ void job_notice(const struct loading *loading, const char *format, ...)
     va_end(arguments);
 }
 
+/* Room for more, and never for JOB_BYTES_LIMIT at once: malloc keeps blocks of a size that it has seen freed, so that
+ * rank 0, which reads the file, would keep a megabyte of what a session frees once it is open, or would not, by chance. */
+static char *grow(char *text, size_t length, size_t *room)
+{
+    if (length < *room) return text;
+    *room = *room ? 2 * *room : 4096;
+    if (*room > JOB_BYTES_LIMIT) *room = JOB_BYTES_LIMIT + 1;
+    char *larger = realloc(text, *room);
+    if (!larger) free(text);
+    return larger;
+}
+
 /* The whole file, at most JOB_BYTES_LIMIT. */
 static int read_file(const char *path, char **out, size_t *length, struct error *error)
 {
@@ -44,13 +56,16 @@ static int read_file(const char *path, char **out, size_t *length, struct error 
     fcntl(file, F_SETFL, O_RDONLY); /* what somebody does write is waited for */
     int status = 0;
     char *text = NULL;
+    size_t room = 0;
     *length = 0;
     if (fstat(file, &stat_of) == 0 && S_ISDIR(stat_of.st_mode))
         status = error_set(error, STATUS_JOB, "%s: is a directory, not a job file", path);
-    else if (!(text = malloc(JOB_BYTES_LIMIT + 1)))
-        status = error_set(error, STATUS_INTERNAL, "out of memory");
     while (!status && *length <= JOB_BYTES_LIMIT) {
-        ssize_t got = read(file, text + *length, JOB_BYTES_LIMIT + 1 - *length);
+        if (!(text = grow(text, *length, &room))) {
+            status = error_set(error, STATUS_INTERNAL, "out of memory");
+            break;
+        }
+        ssize_t got = read(file, text + *length, room - *length);
         if (got == 0) break;
         if (got > 0)
             *length += (size_t)got;
