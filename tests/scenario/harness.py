@@ -29,13 +29,17 @@ MPI = {
 PROMPT = float(os.environ.get("GACC_PROMPT") or (2 if os.getloadavg()[0] < 3 else 10))
 
 
+def own_lines(text):
+    """What gaccd itself said on stderr; mpirun adds paragraphs of its own."""
+    return [line for line in text.splitlines() if line.startswith("gaccd: ")]
+
+
 class Finished:
     def __init__(self, status, out, err, seconds):
         self.status, self.out, self.err, self.seconds = status, out, err, seconds
 
     def own_lines(self):
-        """What gaccd itself said on stderr; mpirun adds paragraphs of its own."""
-        return [line for line in self.err.splitlines() if line.startswith("gaccd: ")]
+        return own_lines(self.err)
 
 
 class Running:

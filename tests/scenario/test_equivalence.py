@@ -65,6 +65,15 @@ class Equivalence(toys.Training):
     def test_seven_micro_batches_on_three_ranks_the_last_one_short(self):
         self.check_gradients((13, 1, 1), [(2, 3, 3)], 1e-12, compute="fp64", batch=13)
 
+    def test_eight_ranks_do_what_one_does(self):
+        """More than most machines that run this have cores for."""
+        self.check_gradients(SPLITS[0], [(1, 2, 8)], 1e-12, compute="fp64")
+        keys = {"steps": 20, "lr": 0.1, "compute": "fp64"}
+        one, eight = self.train_split(SPLITS[0], **keys), self.train_split((1, 2, 8), **keys)
+        self.assertEqual(one.column("accumulate")[0] + eight.column("accumulate")[0], [1] + 8 * [2])
+        self.assert_near(flat(eight), flat(one), 1e-12)
+        self.assert_near(eight.column("loss"), one.column("loss"), 1e-12)
+
     def test_twenty_sgd_steps_agree_in_fp32(self):
         wanted = flat(self.train_split(SPLITS[0], steps=20, lr=0.1))
         for split in SPLITS[1:]:

@@ -180,7 +180,7 @@ class Hosts(harness.Scenario):
         return [pid for pid in self.processes() if harness.executable_of(pid) == harness.GACCD]
 
     def test_a_cut_link_ends_ranks_and_coordinator_within_the_timeout(self):
-        self.start_forever(control={"timeout": f"{TIMEOUT} s"})
+        running = self.start_forever(control={"timeout": f"{TIMEOUT} s"})
         self.assertEqual(len(self.gaccds()), 3)
         self.network.cut(self.second)
         self.assertEqual(harness.until_empty(self.gaccds, TIMEOUT + harness.PROMPT + 2), [])
@@ -188,6 +188,8 @@ class Hosts(harness.Scenario):
         self.assertEqual((result["status"], result["exit"]), ("failed", 70))
         self.assertRegex(result["reason"], r"^rank 1: .* for 2 s \(control\.timeout\)")
         self.assertEqual(self.log("end")[-1]["reason"], result["reason"])
+        harness.until(lambda: harness.own_lines(running.said()[1]), 5, "rank 0's line")
+        self.assertEqual(harness.own_lines(running.said()[1]), ["gaccd: " + result["reason"]])
         # mpirun and its daemon over there know nothing of it yet: Open MPI's own timeouts, see the next test.
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
@@ -199,9 +201,13 @@ class Hosts(harness.Scenario):
         options = [word for name, value in keepalive.items() for word in ("--mca", f"oob_tcp_keepalive_{name}", str(value))]
         running = self.start_forever(options, control={"timeout": "10 s"})
         self.network.cut(self.second)
-        self.assertNotEqual(running.wait(8 + harness.PROMPT).status, 0)
+        done = running.wait(8 + harness.PROMPT)
+        self.assertNotEqual(done.status, 0)
         self.assertEqual(harness.until_empty(self.processes, 5), [])
-        self.assertEqual((self.result()["status"], self.result()["exit"]), ("failed", 70))
+        result = self.result()
+        self.assertEqual((result["status"], result["exit"]), ("failed", 70))
+        self.assertRegex(result["reason"], "^rank [01]: ")  # mpirun kills rank 0: who is missed first is chance
+        self.assertIn(done.own_lines(), ([], ["gaccd: " + result["reason"]]), done.err)
 
     # ---- strangers ----
 

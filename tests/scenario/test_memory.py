@@ -21,8 +21,8 @@ class Memory(harness.Scenario):
     def setUp(self):
         """One core for all, so one thread a rank. OpenBLAS has a buffer for every product that is under way and packs the factors
         into whichever is free: with more threads it is chance how many buffers get to hold the largest factor. Micro-batches are
-        of a size that makes 1 % (a third of a megabyte) more than the quarter of one by which MPI's own buffers differ with the ranks'
-        pace.
+        of a size that makes 1 % (a third of a megabyte) more than the quarter of one by which MPI's own buffers differ with the
+        ranks' pace.
         """
         super().setUp()
         allowed = os.sched_getaffinity(0)
