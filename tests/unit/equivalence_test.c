@@ -100,8 +100,7 @@ static void gradients_of_every_split_agree_in_fp64(void **state)
 {
     (void)state;
     static double whole[PARAMETERS_MAX];
-    struct scenario scenario = {
-        .global = 16, .stop_after = 1, .optimizer = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD, .lr = 0.1};
+    struct scenario scenario = {.global = 16, .stop_after = 1, .lr = 0.1};
     precision = GACC__V1__COMPUTE__COMPUTE_FP64;
     for (size_t i = 0; i < SPLITS; i++) {
         train(&scenario, splits[i]);
@@ -115,8 +114,7 @@ static void an_uneven_split_agrees_too(void **state)
 {
     (void)state;
     static double whole[PARAMETERS_MAX];
-    struct scenario scenario = {
-        .global = 13, .stop_after = 1, .optimizer = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD, .lr = 0.1};
+    struct scenario scenario = {.global = 13, .stop_after = 1, .lr = 0.1};
     precision = GACC__V1__COMPUTE__COMPUTE_FP64;
     train(&scenario, (struct split){13, 1});
     copy(whole, gradient);
@@ -128,8 +126,7 @@ static void twenty_sgd_steps_agree_in_fp32(void **state)
 {
     (void)state;
     static double whole[PARAMETERS_MAX];
-    struct scenario scenario = {
-        .global = 16, .stop_after = 20, .optimizer = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD, .lr = 0.1};
+    struct scenario scenario = {.global = 16, .stop_after = 20, .lr = 0.1};
     precision = GACC__V1__COMPUTE__COMPUTE_FP32;
     for (size_t i = 0; i < SPLITS; i++) {
         train(&scenario, splits[i]);
@@ -147,16 +144,8 @@ static void twenty_adamw_steps_agree_in_fp32(void **state)
 {
     (void)state;
     static double whole[PARAMETERS_MAX];
-    struct scenario scenario = {.global = 16,
-                                .stop_after = 20,
-                                .optimizer = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW,
-                                .lr = 1e-3,
-                                .schedule = warm_up,
-                                .beta1 = 0.9,
-                                .beta2 = 0.99,
-                                .eps = 1e-8,
-                                .weight_decay = 0.1,
-                                .clip = 1};
+    struct scenario scenario = {
+        .global = 16, .stop_after = 20, .adamw = true, .lr = 1e-3, .schedule = warm_up, .weight_decay = 0.1, .clip = 1};
     precision = GACC__V1__COMPUTE__COMPUTE_FP32;
     for (size_t i = 0; i < SPLITS; i++) {
         train(&scenario, splits[i]);
@@ -176,8 +165,7 @@ static void fp16_with_a_scale_follows_fp32(void **state)
 {
     (void)state;
     static double whole[PARAMETERS_MAX], relative[PARAMETERS_MAX];
-    struct scenario scenario = {
-        .global = 16, .stop_after = 1, .optimizer = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD, .lr = 0.1};
+    struct scenario scenario = {.global = 16, .stop_after = 1, .lr = 0.1};
     precision = GACC__V1__COMPUTE__COMPUTE_FP32;
     train(&scenario, (struct split){16, 1});
     copy(whole, gradient);

@@ -40,12 +40,13 @@ struct scenario {
     uint32_t size;                /* of tape, or inputs: 1 */
     bool bias;                    /* of linear, 0 at first unless initial_bias */
     double initial_bias;
-    double initial[VALUES_MAX];        /* of "weight" */
-    Gacc__V1__Compute compute;         /* fp32 */
-    uint32_t ranks, global, micro;     /* 1, 1, 1 */
-    Gacc__V1__Weighting weighting;     /* token */
-    Gacc__V1__OptimizerType optimizer; /* adamw! */
-    double lr, beta1, beta2, eps, momentum, weight_decay, clip;
+    double initial[VALUES_MAX];    /* of "weight" */
+    Gacc__V1__Compute compute;     /* fp32 */
+    uint32_t ranks, global, micro; /* 1, 1, 1 */
+    Gacc__V1__Weighting weighting; /* token */
+    bool adamw;                    /* with betas 0.9 and 0.999, eps 1e-8: sgd */
+    double lr;                     /* 1 */
+    double momentum, weight_decay, clip;
     const Gacc__V1__ParameterGroup *group;                 /* one, or none */
     double scale;                                          /* 1: no scaler */
     double growth;                                         /* of the scale after every APPLY: 1 */
@@ -418,11 +419,12 @@ static inline void play_fill_job(struct play *play)
     play->batch.micro = scenario->micro;
     play->batch.weighting = scenario->weighting;
     play->precision.compute = scenario->compute;
-    play->optimizer.type = scenario->optimizer;
+    play->optimizer.type =
+        scenario->adamw ? GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW : GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD;
     play->optimizer.lr = scenario->lr;
-    play->optimizer.beta1 = scenario->beta1;
-    play->optimizer.beta2 = scenario->beta2;
-    play->optimizer.eps = scenario->eps;
+    play->optimizer.beta1 = 0.9;
+    play->optimizer.beta2 = 0.999;
+    play->optimizer.eps = 1e-8;
     play->optimizer.momentum = scenario->momentum;
     play->optimizer.weight_decay = scenario->weight_decay;
     play->groups[0] = (Gacc__V1__ParameterGroup *)(uintptr_t)scenario->group;
@@ -464,6 +466,7 @@ static inline struct scenario play_defaults(const struct scenario *given)
     if (!scenario.micro) scenario.micro = 1;
     if (!(scenario.scale > 0)) scenario.scale = 1;
     if (!(scenario.growth > 0)) scenario.growth = 1;
+    if (!(scenario.lr > 0)) scenario.lr = 1;
     if (!scenario.epochs) scenario.epochs = 1;
     return scenario;
 }

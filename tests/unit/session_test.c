@@ -6,8 +6,6 @@
 
 #include "worker/safetensors.h"
 
-#define SGD GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD
-#define ADAMW GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW
 #define TOKEN GACC__V1__WEIGHTING__WEIGHTING_TOKEN
 #define MICROBATCH GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH
 #define SUM GACC__V1__WEIGHTING__WEIGHTING_SUM
@@ -29,7 +27,6 @@ static void a3(uint32_t ranks, uint32_t micro, Gacc__V1__Weighting weighting, do
                                 .micro = micro,
                                 .ranks = ranks,
                                 .weighting = weighting,
-                                .optimizer = SGD,
                                 .lr = 0.1};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].loss, loss, 1e-7);
@@ -69,7 +66,7 @@ static void sum_weighting_divides_by_nothing(void **state)
 static void fractional_weights_weigh(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "weight,g0\n0.5,8\n1.5,4\n", .global = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "weight,g0\n0.5,8\n1.5,4\n", .global = 2};
     for (scenario.micro = 1; scenario.micro <= 2; scenario.micro++) {
         struct play *play = play_well(&scenario);
         assert_near(last_parameter(play, 0, 0), -5, 0);
@@ -82,8 +79,7 @@ static void fractional_weights_weigh(void **state)
 static void a_micro_batch_without_weight_adds_nothing(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "weight,g0\n1,1\n1,2\n1,3\n0,inf\n0,7\n0,nan\n", .global = 6, .micro = 3, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "weight,g0\n1,1\n1,2\n1,3\n0,inf\n0,7\n0,nan\n", .global = 6, .micro = 3};
     static const Gacc__V1__Weighting weightings[] = {TOKEN, MICROBATCH};
     for (size_t i = 0; i < 2; i++) {
         scenario.weighting = weightings[i];
@@ -98,8 +94,7 @@ static void a_micro_batch_without_weight_adds_nothing(void **state)
 static void a_masked_row_beside_others_is_skipped_not_multiplied(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "weight,g0\n1,4\n0,inf\n1,2\n0,nan\n", .global = 4, .micro = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "weight,g0\n1,4\n0,inf\n1,2\n0,nan\n", .global = 4, .micro = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, APPLY);
     assert_near(last_parameter(play, 0, 0), -3, 1e-6);
@@ -110,13 +105,8 @@ static void a_masked_row_beside_others_is_skipped_not_multiplied(void **state)
 static void an_empty_global_batch_makes_no_update_and_is_no_overflow(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "weight,g0\n0,5\n0,6\n1,2\n1,2\n",
-                                .global = 2,
-                                .ranks = 2,
-                                .scale = 4,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .compute = FP16};
+    struct scenario scenario = {
+        .csv = "weight,g0\n0,5\n0,6\n1,2\n1,2\n", .global = 2, .ranks = 2, .scale = 4, .compute = FP16};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, EMPTY);
     assert_int_equal(play->attempts[1].ranks[0].reduce_scatters, 1);
@@ -132,7 +122,7 @@ static void an_empty_global_batch_makes_no_update_and_is_no_overflow(void **stat
 static void scale_and_average_meet_once(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8};
     for (scenario.ranks = 1; scenario.ranks <= 3; scenario.ranks++) {
         struct play *play = play_well(&scenario);
         assert_near(play->attempts[1].norm_scaled, 16, 1e-5);
@@ -146,7 +136,7 @@ static void scale_and_average_meet_once(void **state)
 static void a_short_last_window_is_weighted_by_what_it_holds(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n1\n", .global = 2, .initial = {1}, .optimizer = SGD, .lr = 0.1};
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n1\n", .global = 2, .initial = {1}, .lr = 0.1};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->count, 3);
     assert_near(play->attempts[3].weight, 1, 0);
@@ -158,7 +148,7 @@ static void a_short_last_window_is_weighted_by_what_it_holds(void **state)
 static void a_short_micro_batch_does_not_reach_into_the_next_window(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n3\n5\n6\n10\n", .global = 3, .micro = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n5\n6\n10\n", .global = 3, .micro = 2};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].weight, 3, 0);
     assert_near(play->attempts[1].norm, 2, 1e-6);
@@ -170,7 +160,7 @@ static void a_short_micro_batch_does_not_reach_into_the_next_window(void **state
 static void an_epoch_shorter_than_the_window_is_one_update(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n6\n", .global = 4, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n6\n", .global = 4};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->count, 1);
     assert_near(last_parameter(play, 0, 0), -3, 1e-6);
@@ -181,7 +171,7 @@ static void an_epoch_shorter_than_the_window_is_one_update(void **state)
 static void two_ranks_of_two_micro_batches_step_once_and_alike(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n5\n2\n8\n", .global = 4, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n5\n2\n8\n", .global = 4, .ranks = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->count, 1);
     for (uint32_t rank = 0; rank < 2; rank++) assert_near(last_parameter(play, rank, 0), -4, 0);
@@ -192,7 +182,7 @@ static void two_ranks_of_two_micro_batches_step_once_and_alike(void **state)
 static void a_rank_without_micro_batches_takes_part(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n2\n4\n1\n3\n6\n", .global = 4, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n2\n4\n1\n3\n6\n", .global = 4, .ranks = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->count, 2);
     assert_near(play->attempts[1].norm, 2.5, 1e-6);
@@ -211,7 +201,7 @@ static void each_step_uses_the_weight_of_its_own_window(void **state)
 {
     (void)state;
     struct scenario scenario = {
-        .csv = "weight,g0\n1,2\n3,2\n1,3\n0,9\n0.25,4\n0.25,8\n", .global = 2, .optimizer = SGD, .schedule = halving};
+        .csv = "weight,g0\n1,2\n3,2\n1,3\n0,9\n0.25,4\n0.25,8\n", .global = 2, .schedule = halving};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].norm, 2, 1e-6);
     assert_near(play->attempts[2].norm, 3, 1e-6);
@@ -226,7 +216,7 @@ static void each_step_uses_the_weight_of_its_own_window(void **state)
 static void clipping_works_on_the_unscaled_gradient(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n", .global = 3, .scale = 8, .clip = 1};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].norm_scaled, 16, 1e-5);
     assert_near(last_parameter(play, 0, 0), -1, 1e-6);
@@ -237,7 +227,7 @@ static void clipping_works_on_the_unscaled_gradient(void **state)
 static void two_norms_differ_by_exactly_the_scale(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0,g1\n3,4\n", .size = 2, .scale = 1024, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0,g1\n3,4\n", .size = 2, .scale = 1024, .clip = 1};
     for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
         struct play *play = play_well(&scenario);
         assert_near(play->attempts[1].norm, 5, 0);
@@ -254,7 +244,7 @@ static void two_norms_differ_by_exactly_the_scale(void **state)
 static void unscaling_happens_once_for_all_micro_batches(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n4\n2\n", .global = 2, .scale = 8, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n4\n2\n", .global = 2, .scale = 8};
     struct play *play = play_well(&scenario);
     assert_near(last_parameter(play, 0, 0), -3, 0);
     free(play);
@@ -264,8 +254,7 @@ static void unscaling_happens_once_for_all_micro_batches(void **state)
 static void a_norm_whose_squares_exceed_fp32_is_no_overflow(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0,g1\n3e14,4e14\n", .size = 2, .scale = 65536, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0,g1\n3e14,4e14\n", .size = 2, .scale = 65536, .clip = 1};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, APPLY);
     assert_near(play->attempts[1].norm, 5e14, 1e8);
@@ -278,8 +267,7 @@ static void a_norm_whose_squares_exceed_fp32_is_no_overflow(void **state)
 static void the_norm_is_one_over_all_shards(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0,g1\n6,0\n0,8\n", .size = 2, .global = 2, .ranks = 2, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0,g1\n6,0\n0,8\n", .size = 2, .global = 2, .ranks = 2, .clip = 1};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].norm, 5, 0);
     assert_near(play->attempts[1].coefficient, 0.2, 1e-6);
@@ -291,8 +279,7 @@ static void the_norm_is_one_over_all_shards(void **state)
 static void a_growth_step_applies_the_whole_gradient(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n1\n2\n4\n", .scale = 16, .growth = 2, .compute = FP16, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n4\n", .scale = 16, .growth = 2, .compute = FP16};
     struct play *play = play_well(&scenario);
     for (uint64_t attempt = 1; attempt <= 3; attempt++) {
         assert_near(play->attempts[attempt].scale, ldexp(8, (int)attempt), 0);
@@ -305,7 +292,7 @@ static void a_growth_step_applies_the_whole_gradient(void **state)
 static void a_skip_halves_the_scale_of_the_next_window_only(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\ninf\n2\n2\n", .scale = 16, .compute = FP16, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\ninf\n2\n2\n", .scale = 16, .compute = FP16};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].scale, 16, 0);
     assert_near(play->attempts[2].scale, 8, 0);
@@ -318,8 +305,7 @@ static void a_skip_halves_the_scale_of_the_next_window_only(void **state)
 static void one_norm_covers_all_groups(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "x0,y0\n0.75,-4\n", .type = LINEAR, .bias = true, .clip = 1, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "x0,y0\n0.75,-4\n", .type = LINEAR, .bias = true, .clip = 1};
     for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
         struct play *play = play_well(&scenario);
         assert_near(play->attempts[1].norm, 5, 0);
@@ -338,11 +324,8 @@ static void decay_spares_biases(void **state)
                                 .bias = true,
                                 .initial = {1},
                                 .initial_bias = 1,
-                                .optimizer = ADAMW,
+                                .adamw = true,
                                 .lr = 0.1,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8,
                                 .weight_decay = 0.5};
     struct play *play = play_well(&scenario);
     assert_near(last_parameter(play, 0, 0), 0.95, 1e-7);
@@ -358,13 +341,8 @@ static void a_group_has_its_own_lr_and_follows_the_schedule(void **state)
     group.match = (char *)(uintptr_t) "b*";
     group.lr = 0.25;
     group.weight_decay = -1;
-    struct scenario scenario = {.csv = "x0,y0\n1,1\n1,2.25\n",
-                                .type = LINEAR,
-                                .bias = true,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .schedule = halving,
-                                .group = &group};
+    struct scenario scenario = {
+        .csv = "x0,y0\n1,1\n1,2.25\n", .type = LINEAR, .bias = true, .schedule = halving, .group = &group};
     struct play *play = play_well(&scenario);
     assert_near(last_parameter(play, 0, 0), 1.5, 0);
     assert_near(last_parameter(play, 0, 1), 0.375, 0);
@@ -375,15 +353,8 @@ static void a_group_has_its_own_lr_and_follows_the_schedule(void **state)
 static void adamw_decays_decoupled(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n0.3\n-0.3\n",
-                                .initial = {2},
-                                .optimizer = ADAMW,
-                                .lr = 0.1,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8,
-                                .weight_decay = 0.1,
-                                .compute = FP64};
+    struct scenario scenario = {
+        .csv = "g0\n0.3\n-0.3\n", .initial = {2}, .adamw = true, .lr = 0.1, .weight_decay = 0.1, .compute = FP64};
     struct play *play = play_well(&scenario);
     assert_near(last_parameter(play, 0, 0), 1.866463, 5e-7);
     free(play);
@@ -393,8 +364,7 @@ static void adamw_decays_decoupled(void **state)
 static void sgd_keeps_its_momentum_in_the_shard(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0,g1,g2\n1,1,1\n1,1,1\n", .size = 3, .optimizer = SGD, .momentum = 0.9, .lr = 0.1};
+    struct scenario scenario = {.csv = "g0,g1,g2\n1,1,1\n1,1,1\n", .size = 3, .momentum = 0.9, .lr = 0.1};
     for (scenario.ranks = 1; scenario.ranks <= 2; scenario.ranks++) {
         struct play *play = play_well(&scenario);
         for (uint64_t i = 0; i < 3; i++) assert_near(last_parameter(play, scenario.ranks - 1, i), -0.29, 1e-7);
@@ -411,8 +381,7 @@ static double warm_up_of_four(uint64_t applied)
 static void a_skip_does_not_advance_the_schedule(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n1\ninf\n1\n1\n1\n", .initial = {10}, .optimizer = SGD, .schedule = warm_up_of_four};
+    struct scenario scenario = {.csv = "g0\n1\ninf\n1\n1\n1\n", .initial = {10}, .schedule = warm_up_of_four};
     struct play *play = play_well(&scenario);
     assert_near(last_parameter(play, 0, 0), 7.5, 0);
     assert_int_equal(play->optimizer_steps, 4);
@@ -425,15 +394,8 @@ static void a_skip_does_not_advance_the_schedule(void **state)
 static void a_skip_moves_nothing(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\ninf\n0.5\n",
-                                .initial = {1},
-                                .optimizer = ADAMW,
-                                .lr = 0.1,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8,
-                                .weight_decay = 0.1,
-                                .scale = 2};
+    struct scenario scenario = {
+        .csv = "g0\ninf\n0.5\n", .initial = {1}, .adamw = true, .lr = 0.1, .weight_decay = 0.1, .scale = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
     assert_true(play->attempts[1].ranks[0].parameters[0] == 1);
@@ -448,7 +410,7 @@ static void a_skip_moves_nothing(void **state)
 static void gradients_are_cleared_on_success_and_on_skip(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\ninf\n2\n", .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\ninf\n2\n"};
     struct play *play = play_well(&scenario);
     for (uint64_t attempt = 1; attempt <= 3; attempt++)
         assert_near(play->attempts[attempt].ranks[0].gradient_after, 0, 0);
@@ -466,8 +428,6 @@ static void an_overflow_on_one_rank_skips_on_all(void **state)
                                 .global = 4,
                                 .ranks = 2,
                                 .scale = 8,
-                                .optimizer = SGD,
-                                .lr = 1,
                                 .compute = FP16};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
@@ -484,8 +444,7 @@ static void an_overflow_on_one_rank_skips_on_all(void **state)
 static void without_a_scaler_a_nonfinite_gradient_changes_no_weight(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0,g1\n1,inf\n1,nan\n", .size = 2, .clip = 1, .optimizer = SGD, .lr = 1, .compute = BF16};
+    struct scenario scenario = {.csv = "g0,g1\n1,inf\n1,nan\n", .size = 2, .clip = 1, .compute = BF16};
     struct play *play = play_well(&scenario);
     for (uint64_t attempt = 1; attempt <= 2; attempt++) {
         assert_int_equal(play->attempts[attempt].verdict, SKIP);
@@ -499,7 +458,7 @@ static void without_a_scaler_a_nonfinite_gradient_changes_no_weight(void **state
 static void a_scaled_gradient_beyond_fp16_overflows(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n20000\n20000\n", .scale = 4, .optimizer = SGD, .lr = 1, .compute = FP16};
+    struct scenario scenario = {.csv = "g0\n20000\n20000\n", .scale = 4, .compute = FP16};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
     assert_int_equal(play->attempts[2].verdict, APPLY);
@@ -511,8 +470,7 @@ static void a_scaled_gradient_beyond_fp16_overflows(void **state)
 static void a_skip_names_tensor_micro_batch_and_sequences(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n1\n1\n1\n1\n1\n1\ninf\n1\n", .global = 8, .micro = 2, .ranks = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n1\n1\ninf\n1\n", .global = 8, .micro = 2, .ranks = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
     const struct rank_attempt *well = &play->attempts[1].ranks[0], *culprit = &play->attempts[1].ranks[1];
@@ -543,8 +501,7 @@ static void fail_at_2(struct play *play, Gacc__V1__Decision *decision)
 static void a_step_that_ends_the_job_by_numerics_names_its_culprit(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n1\n1\n1\ninf\n", .global = 2, .ranks = 2, .optimizer = SGD, .lr = 1, .tamper = fail_at_2};
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\ninf\n", .global = 2, .ranks = 2, .tamper = fail_at_2};
     struct play *play = play_run(&scenario);
     const struct rank_attempt *well = &play->attempts[2].ranks[0], *culprit = &play->attempts[2].ranks[1];
     assert_string_equal(well->tensor, "");
@@ -563,7 +520,7 @@ static void a_step_that_ends_the_job_by_numerics_names_its_culprit(void **state)
 static void an_overflow_of_the_sum_names_the_tensor_alone(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n2e38\n2e38\n", .global = 2, .weighting = SUM, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n2e38\n2e38\n", .global = 2, .weighting = SUM};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
     assert_string_equal(play->attempts[1].ranks[0].tensor, "weight");
@@ -575,8 +532,7 @@ static void an_overflow_of_the_sum_names_the_tensor_alone(void **state)
 static void an_overflow_between_ranks_has_no_culprit(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n2e38\n2e38\n", .global = 2, .ranks = 2, .weighting = SUM, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n2e38\n2e38\n", .global = 2, .ranks = 2, .weighting = SUM};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->attempts[1].verdict, SKIP);
     for (uint32_t rank = 0; rank < 2; rank++) assert_string_equal(play->attempts[1].ranks[rank].tensor, "");
@@ -591,8 +547,7 @@ static void accumulation_is_wide_at_any_compute_type(void **state)
     (void)state;
     char csv[3 + 512 * 2 + 1] = "g0\n";
     for (size_t i = 0; i < 512; i++) strcat(csv, "1\n");
-    struct scenario scenario = {
-        .csv = csv, .global = 512, .weighting = SUM, .optimizer = SGD, .lr = 1, .compute = BF16};
+    struct scenario scenario = {.csv = csv, .global = 512, .weighting = SUM, .compute = BF16};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].norm, 512, 0);
     free(play);
@@ -602,8 +557,7 @@ static void accumulation_is_wide_at_any_compute_type(void **state)
 static void masters_keep_what_the_compute_type_cannot_hold(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0\n1\n", .initial = {1}, .epochs = 100, .optimizer = SGD, .lr = 0.0005, .compute = BF16};
+    struct scenario scenario = {.csv = "g0\n1\n", .initial = {1}, .epochs = 100, .lr = 0.0005, .compute = BF16};
     struct play *play = play_well(&scenario);
     assert_near(play->ends[0].master[0], 0.95, 1e-5);
     assert_near(last_parameter(play, 0, 0), 0.94921875, 0);
@@ -618,7 +572,6 @@ static void the_reduction_adds_in_fp32(void **state)
                                 .global = 4,
                                 .ranks = 4,
                                 .weighting = SUM,
-                                .optimizer = SGD,
                                 .lr = 0.5,
                                 .compute = FP16};
     struct play *play = play_well(&scenario);
@@ -636,14 +589,8 @@ static void collectives_do_not_depend_on_the_window(void **state)
     char csv[1024] = "g0,g1,g2,g3,g4,g5,g6\n";
     for (size_t i = 0; i < 16; i++) strcat(csv, "1,1,1,1,1,1,1\n");
     for (uint32_t k = 1; k <= 8; k *= 8) {
-        struct scenario scenario = {.csv = csv,
-                                    .size = 7,
-                                    .global = 2 * k,
-                                    .ranks = 2,
-                                    .optimizer = SGD,
-                                    .lr = 1,
-                                    .compute = FP16,
-                                    .stop_after = 1};
+        struct scenario scenario = {
+            .csv = csv, .size = 7, .global = 2 * k, .ranks = 2, .compute = FP16, .stop_after = 1};
         struct play *play = play_well(&scenario);
         for (uint32_t rank = 0; rank < 2; rank++) {
             const struct rank_attempt *attempt = &play->attempts[1].ranks[rank];
@@ -660,7 +607,7 @@ static void collectives_do_not_depend_on_the_window(void **state)
 static void counts_start_anew_with_every_step(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n1\n1\n", .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n1\n1\n"};
     struct play *play = play_well(&scenario);
     for (uint64_t attempt = 1; attempt <= 3; attempt++) {
         assert_int_equal(play->attempts[attempt].ranks[0].reduce_scatters, 1);
@@ -679,7 +626,7 @@ static void memory_depends_on_the_micro_batch_alone(void **state)
     struct session_memory memories[2];
     for (uint32_t i = 0; i < 2; i++) {
         struct scenario scenario = {
-            .csv = csv, .type = LINEAR, .size = 2, .global = i ? 32 : 2, .micro = 2, .optimizer = ADAMW, .lr = 1};
+            .csv = csv, .type = LINEAR, .size = 2, .global = i ? 32 : 2, .micro = 2, .adamw = true};
         struct play *play = play_well(&scenario);
         memories[i] = play->ends[0].memory;
         free(play);
@@ -695,14 +642,7 @@ static void memory_depends_on_the_micro_batch_alone(void **state)
 static void masters_and_moments_are_sharded(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0,g1,g2,g3,g4,g5,g6\n1,2,3,4,5,6,7\n",
-                                .size = 7,
-                                .ranks = 3,
-                                .optimizer = ADAMW,
-                                .lr = 1,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8};
+    struct scenario scenario = {.csv = "g0,g1,g2,g3,g4,g5,g6\n1,2,3,4,5,6,7\n", .size = 7, .ranks = 3, .adamw = true};
     struct play *play = play_well(&scenario);
     static const uint64_t owned[] = {3, 2, 2};
     for (uint32_t rank = 0; rank < 3; rank++) {
@@ -727,8 +667,7 @@ static void the_states_of_a_step_are_told_in_order(void **state)
         STATE(REDUCE),        STATE(UNSCALE),        STATE(CLIP),
         STATE(STEP_OR_SKIP),  STATE(UPDATE_SCALE),   STATE(EXIT_STEP),
         STATE(EVALUATE),      STATE(FINISHED)};
-    struct scenario scenario = {
-        .csv = "g0\n1\n2\n", .validation = "g0\n1\n", .evaluate_every = 1, .global = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n2\n", .validation = "g0\n1\n", .evaluate_every = 1, .global = 2};
     struct play *play = play_well(&scenario);
     assert_int_equal(play->ends[0].trace_count, sizeof expected / sizeof *expected);
     for (size_t i = 0; i < play->ends[0].trace_count; i++) assert_int_equal(play->ends[0].trace[i].state, expected[i]);
@@ -742,8 +681,6 @@ static void a_parameter_that_changes_inside_a_window_is_found(void **state)
     struct scenario scenario = {.csv = "g0\n1\n2\n3\n4\n",
                                 .global = 2,
                                 .ranks = 2,
-                                .optimizer = SGD,
-                                .lr = 1,
                                 .faults = {.parameter_write_at_step = 2, .rank = 1, .self_check = true}};
     struct play *play = play_run(&scenario);
     assert_int_equal(play->attempts[1].verdict, APPLY);
@@ -759,12 +696,7 @@ static void a_parameter_that_changes_inside_a_window_is_found(void **state)
 static void an_undisturbed_window_passes_the_self_check(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\ninf\n3\n4\n",
-                                .global = 2,
-                                .ranks = 2,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .faults = {.self_check = true}};
+    struct scenario scenario = {.csv = "g0\n1\ninf\n3\n4\n", .global = 2, .ranks = 2, .faults = {.self_check = true}};
     free(play_well(&scenario));
 }
 
@@ -772,12 +704,8 @@ static void an_undisturbed_window_passes_the_self_check(void **state)
 static void a_data_error_on_one_rank_ends_all_in_order(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n3\n4\n5\n6\n",
-                                .global = 2,
-                                .ranks = 2,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .faults = {.data_error_at_step = 3, .rank = 1}};
+    struct scenario scenario = {
+        .csv = "g0\n1\n2\n3\n4\n5\n6\n", .global = 2, .ranks = 2, .faults = {.data_error_at_step = 3, .rank = 1}};
     struct play *play = play_run(&scenario);
     assert_int_equal(play->count, 3);
     assert_int_equal(play->attempts[3].verdict, FAIL);
@@ -862,7 +790,7 @@ static void a_decision_that_cannot_be_followed_is_refused(void **state)
         {another_window, "g0\n1\n2\n3\n", "the window of step 2 meets the plan of step 1"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct scenario scenario = {.csv = rows[i].csv, .tamper = rows[i].tamper, .optimizer = SGD, .lr = 1};
+        struct scenario scenario = {.csv = rows[i].csv, .tamper = rows[i].tamper};
         refused(&scenario, rows[i].text);
     }
 }
@@ -880,7 +808,7 @@ static void fail_at_once(struct play *play, Gacc__V1__Decision *decision)
 static void a_job_may_fail_before_its_first_step(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n", .tamper = fail_at_once, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n", .tamper = fail_at_once};
     struct play *play = play_run(&scenario);
     assert_int_equal(play->ends[0].result, -STATUS_JOB);
     assert_string_equal(play->ends[0].error.text, "rank 1 runs another job");
@@ -896,7 +824,6 @@ static void the_validation_loss_is_split_over_ranks_and_summed(void **state)
     struct scenario scenario = {.csv = "g0\n1\n1\n1\n1\n",
                                 .validation = "weight,g0\n1,1\n1,2\n2,3\n",
                                 .evaluate_every = 2,
-                                .optimizer = SGD,
                                 .lr = 0.5,
                                 .compute = FP64};
     for (scenario.ranks = 1; scenario.ranks <= 3; scenario.ranks++) {
@@ -921,13 +848,8 @@ static void the_validation_loss_is_split_over_ranks_and_summed(void **state)
 static void only_the_first_validation_sequences_count(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n",
-                                .validation = "g0\n1\n2\n100\n",
-                                .evaluate_every = 1,
-                                .evaluation_sequences = 2,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .ranks = 2};
+    struct scenario scenario = {
+        .csv = "g0\n1\n", .validation = "g0\n1\n2\n100\n", .evaluate_every = 1, .evaluation_sequences = 2, .ranks = 2};
     struct play *play = play_well(&scenario);
     assert_near(play->attempts[1].ranks[0].evaluation_loss + play->attempts[1].ranks[1].evaluation_loss, -3, 1e-6);
     free(play);
@@ -939,8 +861,6 @@ static void the_model_is_one_file_whatever_the_ranks(void **state)
     struct scenario scenario = {.csv = "g0,g1,g2,g3,g4\n1,2,3,4,5\n",
                                 .size = 5,
                                 .initial = {10, 10, 10, 10, 10},
-                                .optimizer = SGD,
-                                .lr = 1,
                                 .compute = BF16,
                                 .export = "model.safetensors"};
     char first[512] = {0};
@@ -976,8 +896,7 @@ static void the_model_is_one_file_whatever_the_ranks(void **state)
 static void a_model_that_cannot_be_written_fails_on_all_ranks(void **state)
 {
     (void)state;
-    struct scenario scenario = {
-        .csv = "g0,g1\n1,2\n", .size = 2, .ranks = 2, .optimizer = SGD, .lr = 1, .export = "missing/model.safetensors"};
+    struct scenario scenario = {.csv = "g0,g1\n1,2\n", .size = 2, .ranks = 2, .export = "missing/model.safetensors"};
     struct play *play = play_run(&scenario);
     for (uint32_t rank = 0; rank < 2; rank++) {
         assert_int_equal(play->ends[rank].result, 0);
@@ -996,12 +915,8 @@ static void fail_evaluation_on_rank_1(struct actor *actor, uint64_t step)
 static void an_error_of_an_evaluation_ends_all_ranks_in_order(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n2\n3\n",
-                                .ranks = 2,
-                                .optimizer = SGD,
-                                .lr = 1,
-                                .after_step = fail_evaluation_on_rank_1,
-                                .export = "late.safetensors"};
+    struct scenario scenario = {
+        .csv = "g0\n1\n2\n3\n", .ranks = 2, .after_step = fail_evaluation_on_rank_1, .export = "late.safetensors"};
     for (scenario.stop_after = 2; scenario.stop_after <= 3; scenario.stop_after++) {
         struct play *play = play_run(&scenario);
         for (uint32_t rank = 0; rank < 2; rank++) {
@@ -1019,7 +934,7 @@ static void an_error_of_an_evaluation_ends_all_ranks_in_order(void **state)
 static void times_add_up(void **state)
 {
     (void)state;
-    struct scenario scenario = {.csv = "g0\n1\n1\n", .ranks = 2, .global = 2, .optimizer = SGD, .lr = 1};
+    struct scenario scenario = {.csv = "g0\n1\n1\n", .ranks = 2, .global = 2};
     struct play *play = play_well(&scenario);
     const Gacc__V1__Seconds *seconds = &play->attempts[1].ranks[0].seconds;
     double parts =
