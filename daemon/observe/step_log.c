@@ -28,6 +28,14 @@ static void present(struct json_writer *json, const char *key, bool is_present, 
         json_write_null(json, key);
 }
 
+static void present_count(struct json_writer *json, const char *key, bool is_present, uint64_t value)
+{
+    if (is_present)
+        json_write_unsigned(json, key, value);
+    else
+        json_write_null(json, key);
+}
+
 static void counters(struct json_writer *json, const struct step_counters *of)
 {
     json_write_unsigned(json, "step", of->step);
@@ -75,10 +83,7 @@ static void blame(struct json_writer *json, const Gacc__V1__Blame *found, uint32
     json_write_object(json, "nonfinite");
     json_write_unsigned(json, "rank", rank);
     json_write_string(json, "tensor", found->tensor);
-    if (found->has_micro_batch)
-        json_write_unsigned(json, "micro_batch", found->micro_batch);
-    else
-        json_write_null(json, "micro_batch");
+    present_count(json, "micro_batch", found->has_micro_batch, found->micro_batch);
     json_write_array(json, "sequences");
     for (size_t i = 0; i < found->n_sequences; i++) {
         json_write_object(json, NULL);
@@ -142,10 +147,7 @@ static void step_members(struct json_writer *json, const void *record)
     json_write_double(json, "lr", step->lr);
     present(json, "loss_scale", step->has_scaler, step->loss_scale);
     present(json, "loss_scale_next", step->has_scaler, step->loss_scale_next);
-    if (step->has_scaler)
-        json_write_unsigned(json, "growth_tracker", step->growth_tracker);
-    else
-        json_write_null(json, "growth_tracker");
+    present_count(json, "growth_tracker", step->has_scaler, step->growth_tracker);
     present(json, "grad_norm_scaled", applied, step->grad_norm_scaled);
     present(json, "grad_norm", applied, step->grad_norm);
     present(json, "grad_norm_clipped", applied, step->grad_norm_clipped);
@@ -211,35 +213,18 @@ static char *object(void (*members)(struct json_writer *, const void *), const v
     return json_write_close(&json, &out) ? out : NULL;
 }
 
-char *header_line(const struct header_record *record)
-{
-    return object(header_members, record);
-}
+#define TEXT_OF(function, record_type, members)      \
+    char *function(const struct record_type *record) \
+    {                                                \
+        return object(members, record);              \
+    }
 
-char *step_line(const struct step_record *record)
-{
-    return object(step_members, record);
-}
-
-char *eval_line(const struct eval_record *record)
-{
-    return object(eval_members, record);
-}
-
-char *event_line(const struct event_record *record)
-{
-    return object(event_members, record);
-}
-
-char *end_line(const struct end_record *record)
-{
-    return object(end_members, record);
-}
-
-char *result_text(const struct end_record *record)
-{
-    return object(result_members, record);
-}
+TEXT_OF(header_line, header_record, header_members)
+TEXT_OF(step_line, step_record, step_members)
+TEXT_OF(eval_line, eval_record, eval_members)
+TEXT_OF(event_line, event_record, event_members)
+TEXT_OF(end_line, end_record, end_members)
+TEXT_OF(result_text, end_record, result_members)
 
 /* Where the last whole line ends, or -1. */
 static off_t end_of_lines(int fd, off_t size)
