@@ -59,7 +59,7 @@ struct comm_class {
                      struct error *);                                   /* counted as control */
     int (*barrier)(struct comm *, struct error *);                      /* counted as control */
     void (*progress)(struct comm *);                                    /* NULL: goes on by itself */
-    void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread; this process ends and with it the job */
+    void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread: ends process and job */
     void (*close)(struct comm *);
 };
 

@@ -44,7 +44,7 @@ struct pass {
     wide *gradients;           /* [table.parameters], added to; NULL: forward only (evaluation) */
     const struct micro_batch *batch;
     const wide *seed; /* [batch->rows]: S·averaging·w of each target of the row (tape: unused); NULL: forward only */
-    long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
+    long double averaging;          /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
     uint64_t dropout_seed, attempt; /* attempt 0: no dropout (evaluation) */
     double loss_sum;                /* += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
 };

@@ -32,8 +32,9 @@ struct verdict {
     uint32_t micro_batches;
 };
 
-/* Reports in rank order; sums are added in that order in fp64, those of losses in long double. clip_norm 0: no clipping. A sum of finite shards that is
- * not itself finite is a SKIP. FAIL goes before EMPTY, and EMPTY (no weight at all) before SKIP. */
+/* Reports in rank order; sums are added in that order in fp64, those of losses in long double. clip_norm 0: no
+ * clipping. A sum of finite shards that is not itself finite is a SKIP. FAIL goes before EMPTY, and EMPTY (no weight at
+ * all) before SKIP. */
 void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_weighting weighting, double clip_norm,
                 struct verdict *verdict);
 

@@ -35,8 +35,8 @@ void job_notice(const struct loading *loading, const char *format, ...)
     va_end(arguments);
 }
 
-/* Room for more, and never for JOB_BYTES_LIMIT at once: malloc keeps blocks of a size that it has seen freed, so that
- * rank 0, which reads the file, would keep a megabyte of what a session frees once it is open, or would not, by chance. */
+/* Room for more, and never for JOB_BYTES_LIMIT at once: malloc keeps blocks of a size that it has seen freed, so rank
+ * 0, which reads the file, would keep a megabyte of what a session frees once it is open, or not, by chance. */
 static char *grow(char *text, size_t length, size_t *room)
 {
     if (length < *room) return text;
