@@ -33,7 +33,7 @@ bool evaluate(struct session *session, Gacc__V1__Evaluation *result)
         result->weight += session->batch->weight_sum;
         struct pass pass = {.kernels = session->kernels, .parameters = session->parameters, .batch = session->batch};
         if (session->batch->weight_sum > 0) model_forward(session->model, &pass, session->activations);
-        loss_sum += ldexpl(pass.loss_sum, session->batch->exponent);
+        loss_sum += ldexpl((long double)pass.loss_sum, session->batch->exponent);
         comm_progress(session->comm);
     }
     result->loss_sum = split_loss(loss_sum, &result->loss_exponent);

@@ -57,8 +57,8 @@ static int run_micro_batch(struct session *session, struct step *step, struct er
 
     double n = session->batch->weight_sum;
     bool by_micro_batch = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
-    long double loss_sum = ldexpl(pass.loss_sum, session->batch->exponent);
-    step->loss_sum += by_micro_batch ? loss_sum / n : loss_sum;
+    long double loss_sum = ldexpl((long double)pass.loss_sum, session->batch->exponent);
+    step->loss_sum += by_micro_batch ? loss_sum / (long double)n : loss_sum;
     step->weight += n;
     step->micro_batches++;
     return 0;

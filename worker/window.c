@@ -16,13 +16,13 @@ long double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *wi
                        enum dtype wide_type, wide *seeds)
 {
     long double divisor = 1; /* sum */
-    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = window->weight;
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = (long double)window->weight;
     if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
-        divisor = (long double)window->micro_batches * batch->weight_sum;
-    const long double scale = ldexpl(window->scale, batch->exponent);
+        divisor = (long double)window->micro_batches * (long double)batch->weight_sum;
+    const long double scale = ldexpl((long double)window->scale, batch->exponent);
     for (size_t row = 0; row < batch->rows; row++) {
         double weight = batch->weight[row];
-        double seed = weight == 0 ? 0 : (double)(scale * weight / divisor);
+        double seed = weight == 0 ? 0 : (double)(scale * (long double)weight / divisor);
         if (wide_type == DTYPE_FP64)
             ((double *)seeds)[row] = seed;
         else

@@ -258,7 +258,8 @@ int conductor_report(struct conductor *c, uint32_t rank, const Gacc__V1__Report 
                                             .finite = report->finite,
                                             .sum_squares_scaled = report->sum_squares_scaled,
                                             .sum_squares = report->sum_squares,
-                                            .loss_sum = ldexpl(report->loss_sum, report->loss_exponent),
+                                            .loss_sum = report->loss_sum,
+                                            .loss_exponent = report->loss_exponent,
                                             .weight = report->weight,
                                             .micro_batches = report->micro_batches};
     if (report->reduce_scatters > c->reduce_scatters) c->reduce_scatters = report->reduce_scatters;
@@ -316,7 +317,7 @@ int conductor_step_done(struct conductor *c, uint32_t rank, const Gacc__V1__Step
     keep_seconds(record, done->seconds);
     from->evaluated = done->evaluation != NULL;
     if (done->evaluation) {
-        from->evaluation_loss_sum = ldexpl(done->evaluation->loss_sum, done->evaluation->loss_exponent);
+        from->evaluation_loss_sum = ldexpl((long double)done->evaluation->loss_sum, done->evaluation->loss_exponent);
         from->evaluation_weight = done->evaluation->weight;
         from->evaluation_sequences = done->evaluation->sequences;
         from->evaluation_seconds = done->evaluation->seconds;

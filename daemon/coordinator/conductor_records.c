@@ -54,7 +54,7 @@ static void add_evaluation(struct conductor *c)
         eval.sequences += rank->evaluation_sequences;
         if (rank->evaluation_seconds > eval.seconds) eval.seconds = rank->evaluation_seconds;
     }
-    eval.loss = (double)(loss_sum / eval.weight);
+    eval.loss = (double)(loss_sum / (long double)eval.weight);
     c->has_validation = true;
     c->validation_loss = eval.loss;
     c->validation_optimizer_steps = eval.optimizer_steps;

@@ -11,7 +11,7 @@ static long double loss_of(long double loss_sum, const struct verdict *verdict, 
 {
     switch (weighting) {
     case WEIGHT_BY_TOKEN:
-        return loss_sum / verdict->weight;
+        return loss_sum / (long double)verdict->weight;
     case WEIGHT_BY_MICRO_BATCH:
         return loss_sum / verdict->micro_batches;
     case WEIGHT_SUM:
@@ -28,7 +28,7 @@ static struct sums add_up(const struct rank_report *reports, uint32_t ranks, str
         const struct rank_report *report = &reports[rank];
         sums.squares_scaled += report->sum_squares_scaled;
         sums.squares += report->sum_squares;
-        sums.loss += report->loss_sum;
+        sums.loss += ldexpl((long double)report->loss_sum, report->loss_exponent);
         verdict->weight += report->weight;
         verdict->micro_batches += report->micro_batches;
         bool finite = report->finite && isfinite(report->sum_squares_scaled) && isfinite(report->sum_squares);

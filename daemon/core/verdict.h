@@ -11,8 +11,8 @@ struct rank_report {
     int status; /* a local error; 0: none */
     bool finite;
     double sum_squares_scaled, sum_squares;
-    long double loss_sum; /* of any weights: it may lie outside of double's range */
-    double weight;
+    double loss_sum, weight;
+    int loss_exponent;      /* loss_sum is in units of 2^loss_exponent: of any weights, it may leave double's range */
     uint32_t micro_batches; /* non-empty */
 };
 

@@ -149,7 +149,7 @@ static void run(const struct model *model, const Gacc__V1__ModelSection *spec, c
                         .gradients = gradients,
                         .batch = batch,
                         .seed = seeds,
-                        .averaging = averaging};
+                        .averaging = (long double)averaging};
     model_forward(model, &pass, activations);
     model_backward(model, &pass, activations);
 

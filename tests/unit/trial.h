@@ -141,7 +141,7 @@ static inline void trial_pass(struct trial *trial, double averaging, uint64_t at
                         .gradients = averaging != 0 ? trial->gradients : NULL,
                         .batch = trial->batch,
                         .seed = averaging != 0 ? trial->seed : NULL,
-                        .averaging = averaging,
+                        .averaging = (long double)averaging,
                         .dropout_seed = 1337,
                         .attempt = attempt};
     model_forward(trial->model, &pass, trial->activations);

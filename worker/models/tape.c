@@ -79,7 +79,7 @@ static void tape_backward(const struct stage *stage, struct pass *pass, compute 
         double sum = 0;
         for (size_t row = 0; row < batch->rows; row++)
             if (batch->weight[row] != 0) sum += batch->weight[row] * batch->x[row * size + i];
-        scratch.sum[i] = (double)(pass->averaging * sum);
+        scratch.sum[i] = (double)(pass->averaging * (long double)sum);
     }
     rounding_from_double(pass->kernels, scratch.rounded, scratch.sum, size);
     pass->kernels->table->accumulate(pass->kernels, tensor_gradient(pass, tape->weight), scratch.rounded, size);
