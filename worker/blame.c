@@ -27,7 +27,7 @@ static bool replay(struct session *session, const struct step *step)
         if (window_read(session, step->plan, step->share.first + k, NULL)) return false;
         if (!(session->batch->weight_sum > 0)) continue;
         window_clear_gradients(session);
-        struct pass pass = window_pass(session, step->window);
+        struct pass pass = window_pass(session, step);
         model_forward(session->model, &pass, session->activations);
         model_backward(session->model, &pass, session->activations);
         if (nonfinite_tensor(session)) return true;

@@ -129,6 +129,12 @@ void comm_abort(struct comm *comm, int status)
     comm->class->abort(comm, status);
 }
 
+int comm_duplicate(struct comm *comm, struct comm **out, struct error *error)
+{
+    *out = NULL;
+    return comm->class->duplicate(comm, out, error);
+}
+
 void comm_close(struct comm *comm)
 {
     if (comm) comm->class->close(comm);
@@ -170,6 +176,12 @@ __attribute__((noreturn)) static void alone_abort(struct comm *comm, int status)
     _exit(status);
 }
 
+static int alone_duplicate(struct comm *comm, struct comm **out, struct error *error)
+{
+    (void)comm;
+    return comm_open_alone(out, error);
+}
+
 static void alone_close(struct comm *comm)
 {
     free(comm);
@@ -182,6 +194,7 @@ int comm_open_alone(struct comm **out, struct error *error)
         .all_gather = alone_all_gather,
         .broadcast = alone_broadcast,
         .barrier = alone_barrier,
+        .duplicate = alone_duplicate,
         .abort = alone_abort,
         .close = alone_close,
     };

@@ -58,6 +58,7 @@ struct comm_class {
     int (*broadcast)(struct comm *, void *bytes, uint64_t count, uint32_t root,
                      struct error *);                                   /* counted as control */
     int (*barrier)(struct comm *, struct error *);                      /* counted as control */
+    int (*duplicate)(struct comm *, struct comm **, struct error *);    /* counted as nothing */
     void (*progress)(struct comm *);                                    /* NULL: goes on by itself */
     void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread: ends process and job */
     void (*close)(struct comm *);
@@ -78,10 +79,15 @@ int comm_barrier(struct comm *comm, struct error *error);
 void comm_progress(struct comm *comm);
 __attribute__((noreturn)) void comm_abort(struct comm *comm, int status);
 void comm_close(struct comm *comm);
+/* The same ranks once more, with counts of its own: all ranks together. What travels on one never meets the other. */
+int comm_duplicate(struct comm *comm, struct comm **out, struct error *error);
 
 /* MPI must be initialised (MPI_THREAD_FUNNELED or better) and stay so until comm_close. */
 int comm_open_mpi(struct comm **out, struct error *error);
 /* One rank, no transport: N = 1 without an MPI library in use. Collectives still count 1, with 0 bytes. */
 int comm_open_alone(struct comm **out, struct error *error);
+/* Ranks that are threads of this process. members: [ranks], each for a thread of its own and closed by itself. Every
+ * member must take part in every collective: the others wait for it. */
+int comm_open_local(struct comm **members, uint32_t ranks, struct error *error);
 
 #endif

@@ -137,13 +137,17 @@ static void find_transport(struct comm *comm)
     snprintf(comm->transport, sizeof comm->transport, "%.*s", (int)sizeof comm->transport - 1, text);
 }
 
-int comm_open_mpi(struct comm **out, struct error *error)
+static int mpi_duplicate(struct comm *comm, struct comm **out, struct error *error);
+
+/* A communicator of the ranks of `of`, which stays as it is. */
+static int open_like(MPI_Comm of, struct comm **out, struct error *error)
 {
     static const struct comm_class class = {
         .reduce_scatter = mpi_reduce_scatter,
         .all_gather = mpi_all_gather,
         .broadcast = mpi_broadcast,
         .barrier = mpi_barrier,
+        .duplicate = mpi_duplicate,
         .progress = mpi_progress,
         .abort = mpi_abort,
         .close = mpi_close,
@@ -153,12 +157,12 @@ int comm_open_mpi(struct comm **out, struct error *error)
     mpi->comm.class = &class;
     mpi->world = MPI_COMM_NULL;
     int rank = 0, ranks = 1;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Comm_rank(of, &rank);
+    MPI_Comm_size(of, &ranks);
     mpi->comm.rank = (uint32_t)rank;
     mpi->comm.ranks = (uint32_t)ranks;
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    int result = mpi_error(&mpi->comm, MPI_Comm_dup(MPI_COMM_WORLD, &mpi->world), "MPI_Comm_dup", error);
+    MPI_Comm_set_errhandler(of, MPI_ERRORS_RETURN);
+    int result = mpi_error(&mpi->comm, MPI_Comm_dup(of, &mpi->world), "MPI_Comm_dup", error);
     if (!result) {
         MPI_Comm_set_errhandler(mpi->world, MPI_ERRORS_RETURN);
         result = find_host(mpi, error);
@@ -174,4 +178,14 @@ int comm_open_mpi(struct comm **out, struct error *error)
     find_transport(&mpi->comm);
     *out = &mpi->comm;
     return 0;
+}
+
+static int mpi_duplicate(struct comm *comm, struct comm **out, struct error *error)
+{
+    return open_like(((struct comm_mpi *)comm)->world, out, error);
+}
+
+int comm_open_mpi(struct comm **out, struct error *error)
+{
+    return open_like(MPI_COMM_WORLD, out, error);
 }

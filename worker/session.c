@@ -61,7 +61,11 @@ static int open_kernels(struct session *session, struct error *error)
 {
     struct kernels_options options = {.compute_type = session->compute_type,
                                       .threads = arithmetic_threads(session->comm)};
-    session->kernels = kernels_open_cpu(&options);
+    bool reference = session->options.reference;
+    if (reference && session->compute_type != DTYPE_FP64)
+        return error_set(error, STATUS_INTERNAL, "the reference kernels are for fp64, not %s",
+                         dtype_name(session->compute_type));
+    session->kernels = reference ? kernels_open_reference(&options) : kernels_open_cpu(&options);
     return session->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
 }
 
@@ -97,7 +101,7 @@ static int open_shards(struct session *session, struct error *error)
     if (!result)
         result =
             optimizer_open(&session->optimizer, session->job->optimizer, session->wide_type, session->owned, error);
-    if (!result && session->faults.self_check) {
+    if (!result && session->options.faults.self_check) {
         void *checksums;
         result = memory_new(&checksums, table->count + 1, sizeof *session->checksums, "the checksums", error);
         session->checksums = checksums;
@@ -147,7 +151,7 @@ static int initialise(struct session *session, struct error *error)
 }
 
 int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm *comm, struct control *control,
-                 const struct faults *faults, struct error *error)
+                 const struct session_options *options, struct error *error)
 {
     *out = NULL;
     struct session *session = calloc(1, sizeof *session);
@@ -155,7 +159,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     session->job = job;
     session->comm = comm;
     session->control = control;
-    if (faults) session->faults = *faults;
+    if (options) session->options = *options;
     session->compute_type = dtype_of(job->precision->compute);
     session->wide_type = dtype_wide(session->compute_type);
     step_state_init(&session->machine);
@@ -212,6 +216,24 @@ void session_memory(const struct session *session, struct session_memory *memory
         .moments = optimizer_bytes(&session->optimizer),
         .activations = activations_bytes(session->activations),
         .batch = row * session->batch->capacity,
+    };
+}
+
+void session_look(const struct session *session, struct session_view *view)
+{
+    *view = (struct session_view){
+        .rank = session->comm->rank,
+        .compute_type = session->compute_type,
+        .wide_type = session->wide_type,
+        .table = &session->model->table,
+        .map = &session->map,
+        .owned = session->owned,
+        .parameters = session->parameters,
+        .gradients = session->gradients,
+        .shard = session->shard,
+        .master = session->master,
+        .m = session->optimizer.m,
+        .v = session->optimizer.v,
     };
 }
 

@@ -12,6 +12,7 @@
 #include "proto/gacc/v1/job.pb-c.h"
 #include "proto/gacc/v1/workers.pb-c.h"
 #include "worker/comm.h"
+#include "worker/faults.h"
 
 /* How a session speaks with whoever decides: the coordinator over gRPC (control_client.h), or a test. Messages given
  * are borrowed; messages returned are the caller's, freed with protobuf-c's free_unpacked. */
@@ -27,14 +28,6 @@ struct control {
     int (*finished)(struct control *, const Gacc__V1__Finished *, Gacc__V1__Farewell **, struct error *);
 };
 
-/* Faults to plant: for tests and for verify's negative controls, never reachable from a job file. All zero: none. */
-struct faults {
-    uint64_t data_error_at_step;      /* reading data of this step fails with 65 on `rank` */
-    uint64_t parameter_write_at_step; /* a parameter of `rank` changes inside the window of this step */
-    uint32_t rank;
-    bool self_check; /* not a fault: look for parameters that change inside a window (70 naming the tensor) */
-};
-
 /* Bytes of the large buffers. Set when the session opens: they depend on b, never on B, K or the step. */
 struct session_memory {
     uint64_t parameters; /* compute type, all of them */
@@ -46,9 +39,41 @@ struct session_memory {
 };
 
 struct session;
+struct tensor_table; /* worker/model.h */
 
+/* What a session holds, to be read and nothing else. Pointers are the session's. */
+struct session_view {
+    uint64_t step; /* attempt; 0 outside a step */
+    double scale;  /* S of its window; 0 outside a step */
+    uint32_t rank;
+    enum dtype compute_type, wide_type;
+    const struct tensor_table *table;
+    const struct shard_map *map;
+    uint64_t owned;            /* elements of the own shard */
+    const compute *parameters; /* [map->parameters] */
+    const wide *gradients;     /* [map->parameters] this rank's own, scaled by S */
+    const wide *shard;         /* [owned] reduced over the ranks, scaled by S, after Reduce */
+    const wide *master;        /* [owned] */
+    const wide *m, *v;         /* [owned], NULL where the optimizer has none */
+};
+
+/* Who looks on, in the rank's own thread. */
+struct observer {
+    void (*reduced)(struct observer *, const struct session_view *); /* right after Reduce */
+    void (*stepped)(struct observer *, const struct session_view *); /* at the end of ExitStep, whatever the verdict */
+};
+
+/* For tests and verify; a job is trained with none of them. */
+struct session_options {
+    struct faults faults;
+    struct observer *observer; /* NULL: nobody; borrowed */
+    bool reference;            /* the reference kernels: of fp64 only, others are refused (70) */
+    bool reversed;             /* every global batch is read from its end: the same sums, added up otherwise */
+};
+
+/* options NULL: none. */
 int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm *comm, struct control *control,
-                 const struct faults *faults, struct error *error);
+                 const struct session_options *options, struct error *error);
 /* From Hello to the last step: returns 0 when the coordinator said it is over in order, or the negated status of a FAIL
  * decision or of a lost coordinator. A data error in the evaluation after the last step has no report left to travel
  * in: it fails session_write_model, on all ranks alike. */
@@ -57,6 +82,7 @@ int session_run(struct session *session, struct error *error);
  * one rank is everyone's. */
 int session_write_model(struct session *session, const char *path, struct error *error);
 void session_memory(const struct session *session, struct session_memory *memory);
+void session_look(const struct session *session, struct session_view *view);
 void session_close(struct session *session);
 
 #endif

@@ -18,7 +18,7 @@ struct session {
     const Gacc__V1__JobSpec *job; /* borrowed, as comm and control are */
     struct comm *comm;
     struct control *control;
-    struct faults faults;
+    struct session_options options;
 
     struct model *model;
     struct data *train, *validation; /* validation: NULL without one */
@@ -63,6 +63,8 @@ struct step {
     Gacc__V1__Seconds seconds;
     double started;               /* seconds_now */
     Gacc__V1__Decision *decision; /* the caller's to free, NULL unless step_run got that far */
+    bool applies;                 /* what the verdict means for this rank: it updates its shard … */
+    bool gathers;                 /* … and takes part in the all-gather */
 };
 
 /* A sum of losses as a message carries it: returned·2^exponent. Its own range is wider than double's. */
@@ -86,12 +88,6 @@ uint64_t session_evaluation_sequences(const struct session *session);
 
 /* --- window.c ------------------------------------------------------------------------------------------------ */
 
-/* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in long double, whose range no weight
- * leaves: the only place where the loss is scaled or averaged. Returns S × averaging factor for the unit of the batch's
- * weights. */
-long double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
-                       enum dtype wide_type, wide *seeds);
-
 /* Refuses (70) a plan that is not for these ranks, this micro-batch size or this data set. */
 int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan, struct error *error);
 /* This rank's micro-batches of a plan that was checked. */
@@ -99,7 +95,7 @@ struct share window_share(const struct session *session, const Gacc__V1__Plan *p
 /* Reads micro-batch `index` (global) of the plan into the session's batch. */
 int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error);
 /* The batch's pass over the model: its seeds are formed, gradients += with the backward. */
-struct pass window_pass(struct session *session, const Gacc__V1__Window *window);
+struct pass window_pass(struct session *session, const struct step *step);
 /* Weight and non-empty micro-batches of the own share of a plan, without reading it; zero for NULL. */
 void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
                          uint32_t *micro_batches);
@@ -110,6 +106,21 @@ void window_clear_gradients(struct session *session);
 /* One optimizer step, EnterStep to ExitStep and evaluation. step holds plans and window; the decision that ended it is
  * left in step->decision. A FAIL decision is an error of its status. */
 int step_run(struct session *session, struct step *step, struct error *error);
+
+/* --- faults.c ------------------------------------------------------------------------------------------------- */
+
+/* Each changes nothing unless its fault is planted, and is called from one place. */
+int fault_in_data(const struct session *session, const Gacc__V1__Plan *plan, uint64_t sequence, struct error *error);
+void fault_in_batch(struct session *session);
+/* What the loss of the batch is divided by, and multiplied by. */
+long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor);
+double fault_in_scale(const struct session *session, const struct step *step);
+bool fault_loses_backward(const struct session *session, const struct step *step);
+void fault_after_micro_batch(struct session *session, const struct step *step);
+int fault_after_window(struct session *session, const struct step *step, struct error *error);
+void fault_in_verdict(const struct session *session, struct step *step);
+void fault_in_update(const struct session *session, const struct step *step, struct optimizer_step *update);
+bool fault_keeps_gradients(const struct session *session);
 
 /* --- blame.c, evaluate.c, self_check.c ----------------------------------------------------------------------- */
 

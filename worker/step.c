@@ -32,10 +32,15 @@ static void fail_locally(struct session *session, const struct error *error)
     if (!session->failure.status) session->failure = *error;
 }
 
-static void plant_parameter_write(const struct session *session, const struct step *step)
+/* Shows the session to whoever looks on. */
+static void observe(const struct session *session, const struct step *step,
+                    void (*look)(struct observer *, const struct session_view *))
 {
-    if (session->faults.parameter_write_at_step == step->plan->step && session->faults.rank == session->comm->rank)
-        *(unsigned char *)session->parameters ^= 1;
+    struct session_view view;
+    session_look(session, &view);
+    view.step = step->plan->step;
+    view.scale = step->window->scale;
+    look(session->options.observer, &view);
 }
 
 double split_loss(long double sum, int32_t *exponent)
@@ -49,11 +54,11 @@ static int run_micro_batch(struct session *session, struct step *step, struct er
 {
     int result = session_enter(session, STATE(MICRO_FORWARD), error);
     if (result) return result;
-    struct pass pass = window_pass(session, step->window);
+    struct pass pass = window_pass(session, step);
     model_forward(session->model, &pass, session->activations);
     result = session_enter(session, STATE(MICRO_BACKWARD), error);
     if (result) return result;
-    model_backward(session->model, &pass, session->activations);
+    if (!fault_loses_backward(session, step)) model_backward(session->model, &pass, session->activations);
 
     double n = session->batch->weight_sum;
     bool by_micro_batch = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
@@ -81,11 +86,12 @@ static int accumulate(struct session *session, struct step *step, struct error *
         int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, error) : 0;
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
-        plant_parameter_write(session, step);
+        fault_after_micro_batch(session, step);
         comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);
     }
-    return session_enter(session, STATE(MAYBE_OVERFLOW_SIGNAL), error);
+    int result = fault_after_window(session, step, error);
+    return result ? result : session_enter(session, STATE(MAYBE_OVERFLOW_SIGNAL), error);
 }
 
 static int reduce(struct session *session, struct step *step, struct error *error)
@@ -96,6 +102,7 @@ static int reduce(struct session *session, struct step *step, struct error *erro
     result = comm_reduce_scatter(session->comm, &session->map, session->gradients, session->shard, session->wide_type,
                                  error);
     clock_lap(&clock, &step->seconds.reduce);
+    if (!result && session->options.observer) observe(session, step, session->options.observer->reduced);
     return result;
 }
 
@@ -199,6 +206,8 @@ static int take_decision(struct session *session, struct step *step, struct erro
     if (decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY && (!step->check.finite || session->failure.status))
         return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": told to apply a gradient that is not usable",
                          number);
+    step->applies = step->gathers = decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY;
+    fault_in_verdict(session, step);
     return 0;
 }
 
@@ -220,13 +229,14 @@ static int step_or_skip(struct session *session, struct step *step, Gacc__V1__Bl
     int result = session_enter(session, STATE(STEP_OR_SKIP), error);
     if (result) return result;
     if (step->decision->verdict == GACC__V1__VERDICT__VERDICT_SKIP) *blame = blame_find(session, step);
-    if (step->decision->verdict != GACC__V1__VERDICT__VERDICT_APPLY) return 0;
+    if (!step->applies) return 0;
     double clock = seconds_now();
     struct optimizer_step applied = {
         .lr = step->window->lr,
         .unscale = step->decision->clip_coefficient / step->window->scale,
         .t = step->window->optimizer_steps + 1,
     };
+    fault_in_update(session, step, &applied);
     optimizer_apply(&session->optimizer, session->kernels, &session->layout, session->runs, session->run_count,
                     session->master, session->shard, &applied);
     publish_own_parameters(session);
@@ -240,10 +250,11 @@ static int exit_step(struct session *session, struct step *step, struct error *e
     int result = session_enter(session, STATE(EXIT_STEP), error);
     if (result) return result;
     double clock = seconds_now();
-    if (step->decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY)
+    if (step->gathers)
         result = comm_all_gather(session->comm, &session->map, session->parameters, session->compute_type, error);
     clock_lap(&clock, &step->seconds.gather);
-    window_clear_gradients(session);
+    if (!fault_keeps_gradients(session)) window_clear_gradients(session);
+    if (!result && session->options.observer) observe(session, step, session->options.observer->stepped);
     step->seconds.step = seconds_now() - step->started;
     return result;
 }

@@ -12,25 +12,6 @@
 
 static_assert(LDBL_MAX_EXP > 4 * DBL_MAX_EXP, "S·w/W is in range wherever it comes from doubles");
 
-long double loss_seeds(Gacc__V1__Weighting weighting, const Gacc__V1__Window *window, const struct micro_batch *batch,
-                       enum dtype wide_type, wide *seeds)
-{
-    long double divisor = 1; /* sum */
-    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = (long double)window->weight;
-    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
-        divisor = (long double)window->micro_batches * (long double)batch->weight_sum;
-    const long double scale = ldexpl((long double)window->scale, batch->exponent);
-    for (size_t row = 0; row < batch->rows; row++) {
-        double weight = batch->weight[row];
-        double seed = weight == 0 ? 0 : (double)(scale * (long double)weight / divisor);
-        if (wide_type == DTYPE_FP64)
-            ((double *)seeds)[row] = seed;
-        else
-            ((float *)seeds)[row] = (float)seed;
-    }
-    return scale / divisor;
-}
-
 static uint32_t plan_micro_batches(const Gacc__V1__Plan *plan)
 {
     return (uint32_t)(((uint64_t)plan->count + plan->micro - 1) / plan->micro);
@@ -76,18 +57,9 @@ static struct range micro_batch_positions(const Gacc__V1__Plan *plan, uint32_t i
 
 static uint64_t sequence_at(const struct session *session, const Gacc__V1__Plan *plan, uint64_t position)
 {
+    if (session->options.reversed) position = plan->first + (plan->first + plan->count - 1 - position);
     return order_sequence(session->job->data->order, session->job->job->seed, plan->epoch,
                           data_sequences(session->train), position);
-}
-
-static int planted_error(const struct session *session, const Gacc__V1__Plan *plan, uint64_t sequence,
-                         struct error *error)
-{
-    if (session->faults.data_error_at_step != plan->step || session->faults.rank != session->comm->rank) return 0;
-    const char *file;
-    uint64_t offset;
-    data_locate(session->train, sequence, &file, &offset);
-    return error_set(error, STATUS_DATA, "%s: byte %" PRIu64 ": a planted error", file, offset);
 }
 
 int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error)
@@ -98,26 +70,51 @@ int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t in
     micro_batch_clear(batch);
     for (uint64_t position = positions.begin; position < positions.end; position++) {
         uint64_t sequence = sequence_at(session, plan, position);
-        int result = planted_error(session, plan, sequence, error);
+        int result = fault_in_data(session, plan, sequence, error);
         if (!result) result = data_read(session->train, sequence, batch, error);
         if (result) return result;
     }
+    fault_in_batch(session);
     micro_batch_scale(batch);
     return 0;
 }
 
-struct pass window_pass(struct session *session, const Gacc__V1__Window *window)
+/* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in long double, whose range no weight
+ * leaves: the only place where the loss is scaled or averaged. Returns S × averaging factor for the unit of the batch's
+ * weights. */
+static long double loss_seeds(struct session *session, const struct step *step)
+{
+    const struct micro_batch *batch = session->batch;
+    const Gacc__V1__Window *window = step->window;
+    Gacc__V1__Weighting weighting = session->job->batch->weighting;
+    long double divisor = 1; /* sum */
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = (long double)window->weight;
+    if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
+        divisor = (long double)window->micro_batches * (long double)batch->weight_sum;
+    divisor = fault_in_divisor(session, step, divisor);
+    const long double scale = ldexpl((long double)fault_in_scale(session, step), batch->exponent);
+    for (size_t row = 0; row < batch->rows; row++) {
+        double weight = batch->weight[row];
+        double seed = weight == 0 ? 0 : (double)(scale * (long double)weight / divisor);
+        if (session->wide_type == DTYPE_FP64)
+            ((double *)session->seeds)[row] = seed;
+        else
+            ((float *)session->seeds)[row] = (float)seed;
+    }
+    return scale / divisor;
+}
+
+struct pass window_pass(struct session *session, const struct step *step)
 {
     return (struct pass){
         .kernels = session->kernels,
         .parameters = session->parameters,
         .gradients = session->gradients,
         .batch = session->batch,
-        .averaging =
-            loss_seeds(session->job->batch->weighting, window, session->batch, session->wide_type, session->seeds),
+        .averaging = loss_seeds(session, step),
         .seed = session->seeds,
         .dropout_seed = session->job->job->seed,
-        .attempt = window->step,
+        .attempt = step->window->step,
     };
 }
 

@@ -99,11 +99,11 @@ static void *one_of_each(void *argument)
 
 static void collect(uint32_t ranks, uint64_t limit, struct rank *results)
 {
-    struct comm_threads group;
+    struct comm *group[THREADS_MAX];
     void *arguments[THREADS_MAX];
-    comm_threads_open(&group, ranks);
+    comm_threads_open(group, ranks);
     for (uint32_t r = 0; r < ranks; r++) {
-        results[r].comm = &group.members[r].comm;
+        results[r].comm = group[r];
         shard_map_init(&results[r].map, 7, ranks, limit);
         arguments[r] = &results[r];
     }
@@ -115,7 +115,7 @@ static void collect(uint32_t ranks, uint64_t limit, struct rank *results)
     /* D3, exact with uneven shards: gradient elements·4·(N−1), parameters elements·2·(N−1) over all ranks */
     uint64_t reduced = 0, gathered = 0;
     for (uint32_t r = 0; r < ranks; r++) {
-        const struct comm_counts *counts = &group.members[r].comm.counts;
+        const struct comm_counts *counts = &group[r]->counts;
         assert_int_equal(counts->reduce_scatter, results[r].map.bucket_count);
         assert_int_equal(counts->all_gather, results[r].map.bucket_count);
         assert_int_equal(counts->control, 0);
@@ -126,7 +126,7 @@ static void collect(uint32_t ranks, uint64_t limit, struct rank *results)
     }
     assert_int_equal(reduced, 7 * 4 * (ranks - 1));
     assert_int_equal(gathered, 7 * 2 * (ranks - 1));
-    comm_threads_close(&group);
+    comm_threads_close(group, ranks);
 }
 
 static void a_sum_is_scattered_gathered_and_counted_once(void **state)

@@ -111,7 +111,7 @@ struct play {
     Gacc__V1__ParameterGroup *groups[1];
     char *train, *validation, *train_list[1], *validation_list[1];
     char export[256];
-    struct comm_threads group;
+    struct comm *group[THREADS_MAX];
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -439,8 +439,9 @@ static inline void *play_rank(void *argument)
     struct play *play = actor->play;
     struct rank_end *end = &play->ends[actor->rank];
     struct session *session;
-    end->result = session_open(&session, &play->job, &play->group.members[actor->rank].comm, &actor->control,
-                               &play->scenario->faults, &end->error);
+    struct session_options options = {.faults = play->scenario->faults};
+    end->result =
+        session_open(&session, &play->job, play->group[actor->rank], &actor->control, &options, &end->error);
     if (end->result) return NULL; /* no collective was entered: every rank fails alike in these tests */
     actor->session = session;
     end->result = session_run(session, &end->error);
@@ -481,7 +482,7 @@ static inline struct play *play_run(const struct scenario *given)
     play_fill_job(play);
     if (scenario.adjust) scenario.adjust(play);
     if (scenario.export) snprintf(play->export, sizeof play->export, "%s/%s", scratch, scenario.export);
-    comm_threads_open(&play->group, scenario.ranks);
+    comm_threads_open(play->group, scenario.ranks);
     pthread_mutex_init(&play->lock, NULL);
     pthread_cond_init(&play->changed, NULL);
     void *arguments[THREADS_MAX];
@@ -494,7 +495,7 @@ static inline struct play *play_run(const struct scenario *given)
         arguments[rank] = &play->actors[rank];
     }
     run_ranks(scenario.ranks, play_rank, arguments);
-    comm_threads_close(&play->group);
+    comm_threads_close(play->group, scenario.ranks);
     pthread_mutex_destroy(&play->lock);
     pthread_cond_destroy(&play->changed);
     free(play->train);

@@ -1,0 +1,145 @@
+/*
+ * Where each fault of faults.h does its damage. The callers are the places at which a trainer goes wrong; without a
+ * fault nothing here changes anything.
+ */
+#include "worker/faults.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "worker/session_internal.h"
+
+/* Beyond every fp16 number, whatever it is multiplied by on its way, and a number in fp32. */
+#define OVERFLOWS_FP16 1e30
+
+int fault_in_data(const struct session *session, const Gacc__V1__Plan *plan, uint64_t sequence, struct error *error)
+{
+    const struct faults *faults = &session->options.faults;
+    if (faults->data_error_at_step != plan->step || faults->rank != session->comm->rank) return 0;
+    const char *file;
+    uint64_t offset;
+    data_locate(session->train, sequence, &file, &offset);
+    return error_set(error, STATUS_DATA, "%s: byte %" PRIu64 ": a planted error", file, offset);
+}
+
+/* The weight sum stays as it was announced: W is right, what is divided by it is not. */
+void fault_in_batch(struct session *session)
+{
+    enum plant plant = session->options.faults.plant;
+    struct micro_batch *batch = session->batch;
+    if (plant != PLANT_PADDING_COUNTED && plant != PLANT_DROPOUT_BY_ROW) return;
+    for (size_t row = 0; row < batch->rows; row++) {
+        if (plant == PLANT_DROPOUT_BY_ROW) batch->sequence[row] = row;
+        if (plant == PLANT_PADDING_COUNTED && batch->weight[row] == 0) batch->weight[row] = 1;
+    }
+}
+
+long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor)
+{
+    const long double ranks = session->comm->ranks, micro_batches = step->window->micro_batches;
+    const long double micro_batch = (long double)session->batch->weight_sum;
+    double own;
+    uint32_t own_micro_batches;
+    switch (session->options.faults.plant) {
+    case PLANT_SUM_FOR_MEAN:
+        return 1;
+    case PLANT_NOT_DIVIDED_BY_K:
+        return micro_batch;
+    case PLANT_DIVIDED_BY_K_TWICE:
+        return divisor * micro_batches;
+    case PLANT_DIVIDED_BY_N_TWICE:
+        return divisor * ranks;
+    case PLANT_RANK_MEANS:
+        window_share_weight(session, step->plan, &own, &own_micro_batches);
+        return (long double)own * ranks;
+    case PLANT_MICRO_BATCH_MEANS:
+        return micro_batches * micro_batch;
+    default:
+        return divisor;
+    }
+}
+
+double fault_in_scale(const struct session *session, const struct step *step)
+{
+    const struct faults *faults = &session->options.faults;
+    if (faults->overflow_at.step != step->plan->step || faults->overflow_at.micro_batch != session->batch->index)
+        return step->window->scale;
+    return session->compute_type == DTYPE_FP16 ? OVERFLOWS_FP16 : (double)INFINITY;
+}
+
+bool fault_loses_backward(const struct session *session, const struct step *step)
+{
+    return session->options.faults.plant == PLANT_LAST_MICRO_BATCH_LOST &&
+           session->batch->index == step->share.first + step->share.count - 1;
+}
+
+/* Through the compute type and back, a block at a time. */
+static void round_accumulator(struct session *session)
+{
+    enum { BLOCK = 4096 };
+    double rounded[BLOCK]; /* room for the widest type */
+    const struct kernel_table *table = session->kernels->table;
+    uint64_t count;
+    for (uint64_t at = 0; at < session->map.parameters; at += count) {
+        count = session->map.parameters - at < BLOCK ? session->map.parameters - at : BLOCK;
+        wide *block = element(session->gradients, at, session->wide_type);
+        table->cast(session->kernels, rounded, block, count);
+        memset(block, 0, count * dtype_size(session->wide_type));
+        table->accumulate(session->kernels, block, rounded, count);
+    }
+}
+
+void fault_after_micro_batch(struct session *session, const struct step *step)
+{
+    const struct faults *faults = &session->options.faults;
+    if (faults->plant == PLANT_ACCUMULATOR_ROUNDED) round_accumulator(session);
+    if (faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank)
+        *(unsigned char *)session->parameters ^= 1;
+}
+
+/* As many as the busiest rank has micro-batches, so that all ranks meet. */
+int fault_after_window(struct session *session, const struct step *step, struct error *error)
+{
+    if (session->options.faults.plant != PLANT_REDUCED_PER_MICRO_BATCH) return 0;
+    uint32_t most = 0;
+    for (size_t rank = 0; rank < step->plan->n_shares; rank++)
+        if (step->plan->shares[rank] > most) most = step->plan->shares[rank];
+    int result = 0;
+    for (uint32_t k = 0; k < most && !result; k++)
+        result = comm_reduce_scatter(session->comm, &session->map, session->gradients, session->shard,
+                                     session->wide_type, error);
+    return result;
+}
+
+void fault_in_verdict(const struct session *session, struct step *step)
+{
+    enum plant plant = session->options.faults.plant;
+    if (step->decision->verdict != GACC__V1__VERDICT__VERDICT_SKIP) return;
+    if (plant != PLANT_SKIP_APPLIES && plant != PLANT_SKIPS_ALONE) return;
+    step->applies = plant == PLANT_SKIP_APPLIES || step->check.finite;
+    step->gathers = true; /* a rank that stayed away would leave the others waiting */
+    step->decision->clip_coefficient = 1;
+}
+
+void fault_in_update(const struct session *session, const struct step *step, struct optimizer_step *update)
+{
+    switch (session->options.faults.plant) {
+    case PLANT_NOT_UNSCALED:
+        update->unscale *= step->window->scale;
+        break;
+    case PLANT_UNSCALED_TWICE:
+        update->unscale /= step->window->scale;
+        break;
+    case PLANT_SKIP_MOVES_T:
+        update->t = step->plan->step;
+        break;
+    default:
+        break;
+    }
+}
+
+bool fault_keeps_gradients(const struct session *session)
+{
+    return session->options.faults.plant == PLANT_GRADIENTS_KEPT;
+}
