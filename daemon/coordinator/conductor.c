@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/coordinator/conductor_internal.h"
+#include "proto/message.h"
 
 /* What a rank announced and what it then ran are sums over the same targets, perhaps grouped otherwise. */
 #define WEIGHT_TOLERANCE 1e-9
@@ -133,18 +134,6 @@ static void failure_of_rank(struct error *out, uint32_t rank, const Gacc__V1__Fa
     if (!is_named) error_prefix(out, "rank %" PRIu32, rank);
 }
 
-/* An own copy of a small message. */
-static void *copy_of(const ProtobufCMessage *message)
-{
-    size_t size = protobuf_c_message_get_packed_size(message);
-    uint8_t *bytes = malloc(size + 1);
-    if (!bytes) return NULL;
-    protobuf_c_message_pack(message, bytes);
-    void *copy = protobuf_c_message_unpack(message->descriptor, NULL, size, bytes);
-    free(bytes);
-    return copy;
-}
-
 static int hello_differs(const struct conductor *c, uint32_t rank, const Gacc__V1__Hello *hello, struct error *why)
 {
     if (hello->rank != rank || hello->ranks != c->ranks)
@@ -189,7 +178,7 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
         return broken(c, &why, error);
     }
     if (hello_differs(c, rank, hello, &why)) return broken(c, &why, error);
-    c->rank[rank].hello = copy_of(&hello->base);
+    c->rank[rank].hello = message_copy(&hello->base);
     if (!c->rank[rank].hello) return protocol_error(c, rank, error, "no memory for its hello");
     c->rank[rank].heard = now;
     if (!one_less(&c->awaited)) return 0;
@@ -290,7 +279,7 @@ static int keep_blame(struct attempt *attempt, uint32_t rank, const Gacc__V1__Bl
 {
     if (!blame || (attempt->blame && attempt->blame_rank < rank)) return 0;
     if (attempt->blame) gacc__v1__blame__free_unpacked(attempt->blame, NULL);
-    attempt->blame = copy_of(&blame->base);
+    attempt->blame = message_copy(&blame->base);
     attempt->blame_rank = rank;
     return attempt->blame ? 0 : -1;
 }

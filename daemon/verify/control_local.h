@@ -13,24 +13,25 @@
 #include "worker/session.h"
 
 struct control_local {
-    struct control control;           /* first: a control is a control_local */
-    struct comm *comm;                /* borrowed; its counts are nobody's */
-    const Gacc__V1__JobSpec *job;     /* borrowed */
-    struct conductor *conductor;      /* NULL until opened */
-    uint64_t attempts;                /* the job ends after so many */
-    struct trial_step *steps;         /* [attempts], filled as they end; the caller's */
-    uint64_t step_count;              /* of those that have ended */
-    bool broken;                      /* the ranks are no longer in step: nothing can be exchanged */
+    struct control control;       /* first: a control is a control_local */
+    struct comm *comm;            /* borrowed; its counts are nobody's */
+    const Gacc__V1__JobSpec *job; /* borrowed */
+    struct conductor *conductor;  /* NULL until opened */
+    uint64_t attempts;            /* the job ends after so many */
+    struct trial_step *steps;     /* [attempts], filled as they end; the caller's */
+    uint64_t step_count;          /* of those that have ended */
+    bool broken;                  /* the ranks are no longer in step: nothing can be exchanged */
 
     enum decision_fault fault;
-    struct job_rules rules;           /* for the faults, complete after hello */
-    double sum_squares_scaled;        /* of the reports at hand, all ranks */
-    double weight;                    /* W of the window before, and M' */
+    struct job_rules rules;    /* for the faults, complete after hello */
+    double sum_squares_scaled; /* of the reports at hand, all ranks */
+    double weight, scale;      /* W, S and M' of the window under way, as the conductor has them */
     uint32_t micro_batches;
-    double backed_off;                /* what S was multiplied by too much */
+    double backed_off; /* what S is multiplied by too much when it falls once for every rank */
+    uint64_t skips;
 };
 
-/* Fills everything but what a session needs to be told of it: control is then the session's. */
+/* On an error the ranks can still agree on it. */
 int control_local_open(struct control_local *local, const struct trial_spec *spec, const Gacc__V1__JobSpec *job,
                        struct comm *comm, struct trial_step *steps, struct error *error);
 void control_local_close(struct control_local *local);

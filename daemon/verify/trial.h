@@ -1,8 +1,8 @@
 /*
  * A trial: a few optimizer steps of a variant of the job, with the real sessions and the real conductor, and neither a
  * socket nor a file. What it leaves behind is what checks compare. The ranks are threads of this process, or, with
- * `launcher`, the processes that mpirun started: then all of them call trial_run together, with equal specs, and all get
- * the same result.
+ * `launcher`, the processes that mpirun started: then all of them call trial_run together, with equal specs, and all
+ * get the same result.
  */
 #ifndef GACC_TRIAL_H
 #define GACC_TRIAL_H
@@ -34,8 +34,8 @@ struct trial_spec {
     struct comm *launcher;        /* NULL, or the communicator of mpirun's ranks; borrowed */
     uint64_t steps;               /* attempts, at most TRIAL_STEPS_MAX */
     bool reference;               /* kernels/reference; the job's precision must be fp64 */
-    bool reversed;                /* the sequences of every global batch in reverse order: the same sum, added up otherwise */
-    struct faults faults;         /* worker/session.h */
+    bool reversed;        /* the sequences of every global batch in reverse order: the same sum, added up otherwise */
+    struct faults faults; /* worker/session.h */
     enum decision_fault decision_fault;
 };
 
@@ -57,14 +57,16 @@ struct trial {
     uint64_t parameters; /* P */
     uint64_t step_count;
     struct trial_step steps[TRIAL_STEPS_MAX];
-    double *gradient; /* [P] of the first attempt: reduced over the ranks, divided by the S of its window */
-    double *before;   /* [P] master parameters */
-    double *after;    /* [P] master parameters after the last attempt */
+    double *gradient;             /* [P] of the first attempt: reduced over the ranks, divided by the S of its window */
+    double *before;               /* [P] master parameters */
+    double *after;                /* [P] master parameters after the last attempt */
     struct session_memory memory; /* of rank 0 */
 };
 
-/* Refused: more steps than TRIAL_STEPS_MAX or than the job has (70); whatever the sessions refuse. On an error *trial
- * holds nothing. */
+/* Refused: no step or more than TRIAL_STEPS_MAX (70); whatever the sessions or the conductor refuse. The attempts are
+ * spec->steps, whatever the job says of its length and its evaluations; where the job ends by numerics before that, the
+ * trial fails with 76. An error of one rank is everyone's. On an error *trial holds nothing. Re-entrant; leaves the
+ * launcher as it was, its counts included. */
 int trial_run(struct trial *trial, const struct trial_spec *spec, struct error *error);
 void trial_free(struct trial *trial);
 

@@ -440,8 +440,7 @@ static inline void *play_rank(void *argument)
     struct rank_end *end = &play->ends[actor->rank];
     struct session *session;
     struct session_options options = {.faults = play->scenario->faults};
-    end->result =
-        session_open(&session, &play->job, play->group[actor->rank], &actor->control, &options, &end->error);
+    end->result = session_open(&session, &play->job, play->group[actor->rank], &actor->control, &options, &end->error);
     if (end->result) return NULL; /* no collective was entered: every rank fails alike in these tests */
     actor->session = session;
     end->result = session_run(session, &end->error);
