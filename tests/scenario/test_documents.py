@@ -1,0 +1,82 @@
+"""What documents say about code and tests is so: functions that README names are there, and so are tests; those of its three
+questions are required of every run. Every requirement has a row."""
+import glob
+import os
+import re
+
+import harness
+
+
+def text_of(*path):
+    with open(os.path.join(harness.ROOT, *path)) as file:
+        return file.read()
+
+
+def section(text, title):
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.M | re.S).group(1)
+
+
+def test_cases():
+    """Every test that exists: cmocka functions, unittest methods, files."""
+    names = set()
+    for path in glob.glob(os.path.join(harness.ROOT, "tests", "unit", "*_test.c")):
+        names.update(re.findall(r"cmocka_unit_test\w*\(\s*(\w+)", text_of(path)))
+    for path in glob.glob(os.path.join(harness.ROOT, "tests", "*", "*.py")):
+        names.update(re.findall(r"^    def (test_\w+)", text_of(path), re.M))
+        names.add(os.path.basename(path).removesuffix(".py").removeprefix("test_"))
+    return names | {"mutants_fast"}
+
+
+def defines(path, function):
+    return re.search(rf"^(?!static const )[\w *]*\b{function}\(", text_of(path), re.M)
+
+
+class Documents(harness.Scenario):
+    def test_the_three_questions_name_code_that_is_there(self):
+        cells = re.findall(r"^\| `.*$", section(text_of("README.md"), "The three questions"), re.M)
+        named = []
+        for cell in cells:
+            for names, path in re.findall(r"((?:`\w+`(?: and |, )?)+)(?: is added up by `open_window`)? in ([\w/]+\.c)", cell.split("|")[1]):
+                named += [(path, name) for name in re.findall(r"`(\w+)`", names)]
+        self.assertGreater(len(named), 9)
+        for path, name in named:
+            self.assertTrue(defines(path, name), (path, name))
+
+    def test_the_three_questions_name_tests_that_are_required(self):
+        required = {tuple(line.split()) for line in text_of("tests", "required").splitlines() if re.match("[a-z]", line)}
+        cells = re.findall(r"^\| `.*$", section(text_of("README.md"), "The three questions"), re.M)
+        self.assertEqual(len(cells), 3)
+        named = set()
+        for cell in cells:
+            for names, suite in re.findall(r"((?:`\w+`(?: and |, )?)+) \((\w+)\)", cell.split("|")[2]):
+                named.update((suite, name) for name in re.findall(r"`(\w+)`", names))
+        self.assertEqual(named, {line for line in required if len(line) == 2})
+
+    def test_what_the_migration_table_shows_is_a_job(self):
+        """The keys of the worked example, in a job of their own; and every key that the table names is one."""
+        text = text_of("deploy", "docs", "migration.md")
+        example = re.findall(r"^    ((?:batch|precision|optimizer):\n(?:    .*\n)+)", text, re.M)[0]
+        keys = re.sub(r"^    ", "", example, flags=re.M)
+        self.write("text.txt", bytes(range(32, 127)) * 100)
+        self.write("job.yaml", "job: {steps: 10}\nmodel: {type: gpt, layers: 1, heads: 1, width: 16, context: 16}\n"
+                   "data: {format: bytes, train: text.txt}\nschedule: {type: constant}\n" + keys)
+        done = self.call(harness.GACCD, "check", "job.yaml", "-n", "2")
+        self.assertEqual((done.status, done.err), (0, ""))
+        self.assertIn("K 8 micro-batches", done.out)
+        manual = text_of("deploy", "docs", "job-file.md")
+        for key in re.findall(r"`((?:batch|precision|optimizer|schedule|job|evaluation)\.[\w.]+)", text):
+            self.assertTrue(f"`{key}`" in manual or f"## {key}" in manual, key)
+
+    def test_every_requirement_has_a_row_and_its_tests_are_there(self):
+        rows = re.findall(r"^\| ([A-M]\d+) \|.*\| ([^|]*) \|$", text_of("tests", "REQUIREMENTS.md"), re.M)
+        wanted = {f"{letter}{number}" for letter, count in zip("ABCDEFGHIJKLM", (12, 9, 4, 4, 3, 3, 5, 5, 2, 3, 3, 2, 2))
+                  for number in range(1, count + 1)}
+        self.assertEqual({row for row, _ in rows}, wanted)
+        there = test_cases()
+        for row, tests in rows:
+            for name in re.findall(r"`(\w+)`", tests):
+                self.assertTrue(name in there, f"{row}: there is no test {name}")
+
+
+if __name__ == "__main__":
+    harness.main()
