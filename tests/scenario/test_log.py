@@ -145,6 +145,16 @@ class Log(toys.Training):
         out = self.train(tape([1], steps=4, compute="bf16", **job), [1, INF, 1])
         self.assertEqual([(one["step"], one["optimizer_steps"]) for one in out.evaluations], [(3, 2), (6, 4)])
 
+    def test_evaluation_drops_nothing(self):
+        """H3: dropout is for training: with weights that stay, a job with it has the validation loss of one without."""
+        losses = []
+        for p in (0, 0.5):
+            job = gpt(width=16, model_={"dropout": p}, steps=1, lr=0, evaluation={"every": 1}, data={"validation": "data"})
+            out = self.train(job, tokens(8 * 10 + 1))
+            losses.append((out.steps[0]["loss"], out.evaluations[0]["loss"]))
+        self.assertNotEqual(losses[0][0], losses[1][0])
+        self.assertEqual(losses[0][1], losses[1][1])
+
     def test_the_header_states_the_batch_once(self):
         """A1: B, b, K of every rank, N, tokens a step."""
         out = self.train(gpt(batch=10, micro=2, lr=0), tokens(8 * 10 + 1), 3)
