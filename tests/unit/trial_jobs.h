@@ -31,6 +31,7 @@ static inline struct trial_job *trial_job(const struct scenario *given)
     job->scale.hysteresis = 1;
     job->scale.stop_after = 10;
     if (given->compute == FP16) job->play.precision.loss_scale = &job->scale;
+    job->play.optimizer.clip_norm = given->clip;
     if (given->adjust) given->adjust(&job->play);
     return job;
 }
