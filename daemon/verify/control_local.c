@@ -206,16 +206,9 @@ static int take_report(struct control_local *local, uint32_t rank, const struct 
     return result;
 }
 
-static void drop_plan(Gacc__V1__Decision *decision)
-{
-    if (decision->plan) gacc__v1__plan__free_unpacked(decision->plan, NULL);
-    decision->plan = NULL;
-}
-
 /* The last attempt has no next one, whatever the job would go on with. */
 static void end_in_time(const struct control_local *local, Gacc__V1__Decision *decision)
 {
-    if (decision->step + 1 >= local->attempts) drop_plan(decision);
     if (decision->step < local->attempts || !decision->next) return;
     gacc__v1__window__free_unpacked(decision->next, NULL);
     decision->next = NULL;

@@ -81,9 +81,7 @@ static uint64_t renew(unsigned char *copy, struct span now)
 static bool any_bit(struct span span)
 {
     const unsigned char *bytes = span.at;
-    for (uint64_t i = 0; i < span.bytes; i++)
-        if (bytes[i]) return true;
-    return false;
+    return span.bytes > 0 && (bytes[0] || memcmp(bytes, bytes + 1, span.bytes - 1) != 0);
 }
 
 static void on_reduced(struct observer *observer, const struct session_view *view)
