@@ -316,6 +316,10 @@ static void gradients_that_are_kept_are_added_to(void **state)
     assert_near(trial.after[0], -15, 1e-5);
     assert_false(trial.steps[0].gradients_cleared);
     trial_free(&trial);
+    struct scenario two = {.csv = "g0\n2\n"}; /* three of whose four bytes are 0 */
+    trial = try_job(&two, (struct trial_spec){.faults.plant = PLANT_GRADIENTS_KEPT});
+    assert_false(trial.steps[0].gradients_cleared);
+    trial_free(&trial);
 }
 
 /* S = 8, gradient 5 */
