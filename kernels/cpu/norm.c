@@ -48,21 +48,37 @@ static void add_row(element *sum, const element *x, const element *residual, siz
     }
 }
 
-static struct moments row_moments(const element *x, size_t width)
+/* Rows whose sums are added up side by side: one alone would wait for each of its additions. */
+#define ABREAST 4
+
+static void moments_abreast(const element *const rows[ABREAST], size_t width, struct moments moments[ABREAST])
 {
-    real buffer[CHUNK], sum = 0, squares = 0;
-    for (size_t c = 0; c < width; c += CHUNK) {
-        const size_t n = smaller(CHUNK, width - c);
-        const real *v = widen(buffer, x + c, n);
-        SIMD_SUM(sum) for (size_t i = 0; i < n; i++) sum += v[i];
+    real buffer[ABREAST][CHUNK], mean[ABREAST];
+    real a = 0, b = 0, c = 0, d = 0;
+    for (size_t at = 0; at < width; at += CHUNK) {
+        const size_t n = smaller(CHUNK, width - at);
+        const real *v0 = widen(buffer[0], rows[0] + at, n), *v1 = widen(buffer[1], rows[1] + at, n),
+                   *v2 = widen(buffer[2], rows[2] + at, n), *v3 = widen(buffer[3], rows[3] + at, n);
+        SIMD_SUM(a, b, c, d) for (size_t i = 0; i < n; i++) a += v0[i], b += v1[i], c += v2[i], d += v3[i];
     }
-    const real mean = sum / (real)width;
-    for (size_t c = 0; c < width; c += CHUNK) {
-        const size_t n = smaller(CHUNK, width - c);
-        const real *v = widen(buffer, x + c, n);
-        SIMD_SUM(squares) for (size_t i = 0; i < n; i++) squares += (v[i] - mean) * (v[i] - mean);
+    const real sums[ABREAST] = {a, b, c, d};
+    for (size_t r = 0; r < ABREAST; r++) mean[r] = sums[r] / (real)width;
+    a = b = c = d = 0;
+    for (size_t at = 0; at < width; at += CHUNK) {
+        const size_t n = smaller(CHUNK, width - at);
+        const real *v0 = widen(buffer[0], rows[0] + at, n), *v1 = widen(buffer[1], rows[1] + at, n),
+                   *v2 = widen(buffer[2], rows[2] + at, n), *v3 = widen(buffer[3], rows[3] + at, n);
+        SIMD_SUM(a, b, c, d) for (size_t i = 0; i < n; i++)
+        {
+            a += (v0[i] - mean[0]) * (v0[i] - mean[0]);
+            b += (v1[i] - mean[1]) * (v1[i] - mean[1]);
+            c += (v2[i] - mean[2]) * (v2[i] - mean[2]);
+            d += (v3[i] - mean[3]) * (v3[i] - mean[3]);
+        }
     }
-    return (struct moments){mean, 1 / sqrt_real(squares / (real)width + LAYERNORM_EPS)};
+    const real squares[ABREAST] = {a, b, c, d};
+    for (size_t r = 0; r < ABREAST; r++)
+        moments[r] = (struct moments){mean[r], 1 / sqrt_real(squares[r] / (real)width + LAYERNORM_EPS)};
 }
 
 static void normalise_row(element *y, const element *x, struct moments m, const element *weight, const element *bias,
@@ -86,17 +102,21 @@ static void normalise_row(element *y, const element *x, struct moments m, const 
 static void forward_rows(const void *arguments, struct cpu_share share)
 {
     const struct forward *f = arguments;
-    for (size_t r = share.begin; r < share.end; r++) {
-        const size_t at = r * f->width;
-        const element *row = f->x + at;
-        if (f->residual) {
-            add_row(f->sum + at, row, f->residual + at, f->width);
-            row = f->sum + at;
+    for (size_t first = share.begin; first < share.end; first += ABREAST) {
+        const size_t count = smaller(ABREAST, share.end - first);
+        const element *rows[ABREAST];
+        struct moments moments[ABREAST];
+        for (size_t r = 0; r < ABREAST; r++) { /* too few: the last one again, so that every row is added up alike */
+            const size_t at = (first + smaller(r, count - 1)) * f->width;
+            if (f->residual && r < count) add_row(f->sum + at, f->x + at, f->residual + at, f->width);
+            rows[r] = (f->residual ? f->sum : f->x) + at;
         }
-        const struct moments m = row_moments(row, f->width);
-        normalise_row(f->y + at, row, m, f->weight, f->bias, f->width);
-        f->mean[r] = m.mean;
-        f->rstd[r] = m.rstd;
+        moments_abreast(rows, f->width, moments);
+        for (size_t r = 0; r < count; r++) {
+            normalise_row(f->y + (first + r) * f->width, rows[r], moments[r], f->weight, f->bias, f->width);
+            f->mean[first + r] = moments[r].mean;
+            f->rstd[first + r] = moments[r].rstd;
+        }
     }
 }
 
