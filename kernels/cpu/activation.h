@@ -103,13 +103,13 @@ static inline void activation_slope_run(real *dx, const real *dy, const real *x,
     }
 }
 
-#define FOR_BOTH(slope, value)                                        \
-    MATH_LOOP for (size_t i = 0; i < n; i++)                          \
-    {                                                                 \
-        const real at = x[i];                                         \
-        dx[i] = dy[i] * slope(at);                                    \
-        y[i] = value(at);                                             \
-    }                                                                 \
+#define FOR_BOTH(slope, value)               \
+    MATH_LOOP for (size_t i = 0; i < n; i++) \
+    {                                        \
+        const real at = x[i];                \
+        dx[i] = dy[i] * slope(at);           \
+        y[i] = value(at);                    \
+    }                                        \
     break
 
 /* Both of the above in one pass: dx = dy·activate'(x), y = activate(x); dx may be dy, y may be x */
