@@ -14,17 +14,18 @@ def last_words(done):
     return next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no output")
 
 
-def install(python, steps):
-    for packages in steps:
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
+def pip(python, steps):
+    """Each of steps: the arguments of one call."""
+    for step in steps:
+        done = subprocess.run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *step],
                               capture_output=True, text=True, env={**os.environ, "DS_BUILD_OPS": "0"})
         if done.returncode != 0:
-            skip(f"pip cannot install {' '.join(packages)}: {last_words(done)}")
+            skip(f"pip {' '.join(step)}: {last_words(done)}")
 
 
 def enter(name, steps, system=False):
-    """Goes on in the environment `name`, or ends the test as skipped. steps: lists of pip install's arguments, one call each;
-    others than those it was made from make it anew. system: Debian's packages are seen."""
+    """Goes on in the environment `name`, or ends the test as skipped. steps: the arguments of pip, one list a call; others
+    than those it was made from make it anew. system: Debian's packages are seen."""
     build = os.environ["GACC_BUILD"]
     directory = os.path.join(build, "environments", name)
     python, stamp = os.path.join(directory, "bin", "python"), os.path.join(directory, "made-from")
@@ -36,7 +37,7 @@ def enter(name, steps, system=False):
         done = subprocess.run(["/usr/bin/python3", "-m", "venv", *arguments], capture_output=True, text=True)
         if done.returncode != 0:
             skip(f"no virtual environment: {last_words(done)}")
-        install(python, steps)
+        pip(python, steps)
         with open(stamp, "w") as file:
             file.write(wanted)
     os.execv(python, [python, *sys.argv])

@@ -1,5 +1,5 @@
-"""The usual PyTorch training loop, for the jobs that gaccd runs: modules and optimizers are the framework's own, micro-batches are
-accumulated by backward() into .grad, one clip_grad_norm_ and one step() per optimizer step.
+"""The usual PyTorch training loop, for the jobs that gaccd runs: modules and optimizers are the framework's own, micro-batches
+are accumulated by backward() into .grad, one clip_grad_norm_ and one step() per optimizer step.
 
 It takes gaccd's definitions where no framework has one: the order of the data (order.py) and the names of tensors in files.
 """
@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 import gpt2
 from order import global_batches, sequences
+
+
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Mlp(nn.Module):
@@ -98,14 +101,14 @@ def make_data(job, data):
     return Tokens(data, model["context"]) if model["type"] == "gpt" else Rows(data, model["inputs"], model.get("loss") == "cross_entropy")
 
 
-def make_optimizer(model, keys):
-    """Parameter groups as people write them: by name pattern first, then matrices apart from vectors."""
+def make_optimizer(named, matrices, keys):
+    """Parameter groups as people write them: by name pattern first, then matrices (a set of names) apart from vectors."""
     decay = keys.get("weight_decay", 0.0)
     groups = []
-    for name, parameter, _ in model.named_as_stored():
+    for name, parameter in named:
         own = next((group for group in keys.get("groups", []) if fnmatch.fnmatch(name, group["match"])), {})
         groups.append({"params": [parameter], "lr": own.get("lr", keys["lr"]),
-                       "weight_decay": own.get("weight_decay", decay if parameter.dim() >= 2 else 0.0)})
+                       "weight_decay": own.get("weight_decay", decay if name in matrices else 0.0)})
     if keys["type"] == "adamw":
         return torch.optim.AdamW(groups, lr=keys["lr"], betas=keys.get("betas", (0.9, 0.999)), eps=keys.get("eps", 1e-8))
     return torch.optim.SGD(groups, lr=keys["lr"], momentum=keys.get("momentum", 0.0))
@@ -127,6 +130,16 @@ def stored(model):
             for name, parameter, transposed in model.named_as_stored()}
 
 
+def flat(tensors, width=0):
+    """All values in the order of names. Without the biases of a gpt's keys: softmax does not see what is added to all scores
+    of a row, their gradient is 0 but for rounding, and AdamW makes steps of ±lr out of that."""
+    parts = []
+    for name, values in sorted(tensors.items()):
+        values = values.ravel()
+        parts.append(numpy.delete(values, slice(width, 2 * width)) if name.endswith("c_attn.bias") else values)
+    return numpy.concatenate(parts)
+
+
 def divisor_of(weighting, data, rows, micro_batches, part):
     """What the summed loss of micro-batch `part` of the global batch `rows` is divided by."""
     if weighting == "microbatch":
@@ -134,16 +147,18 @@ def divisor_of(weighting, data, rows, micro_batches, part):
     return data.weight_of(rows) if weighting == "token" else 1
 
 
-def train(job, data, initial, steps, compute="fp32", kind=torch.float32, mode=None):
+def train(job, data, initial, steps, compute="fp32", kind=torch.float32, mode=None, scaler=None):
     """Losses, gradient norms and learning rates, one a step, and the parameters behind the last one. mode: a context in which
-    forward and backward run."""
+    forward and backward run. scaler: a GradScaler."""
     data = make_data(job, data)
     model = make_model(job["model"]).to(kind)
     model.load(initial)
     keys, batch = job["optimizer"], job["batch"]
-    optimizer = make_optimizer(model, keys)
+    named = [(name, parameter) for name, parameter, _ in model.named_as_stored()]
+    matrices = {name for name, parameter in named if parameter.dim() >= 2}
+    optimizer = make_optimizer(named, matrices, keys)
     scheduler = make_scheduler(optimizer, job.get("schedule", {"type": "constant"}), keys["lr"])
-    precision = torch.autocast("cpu", dtype=torch.bfloat16) if compute == "bf16" else contextlib.nullcontext()
+    precision = torch.autocast("cpu", dtype=NARROW[compute]) if compute in NARROW else contextlib.nullcontext()
     order = global_batches(job["job"].get("seed", 1337), data.count, batch["global"])
     seen = {"loss": [], "grad_norm": [], "lr": []}
     for _ in range(steps):
@@ -158,13 +173,15 @@ def train(job, data, initial, steps, compute="fp32", kind=torch.float32, mode=No
                 with precision:
                     loss = data.loss_sum(model, part)
                 loss = loss / divisor_of(batch.get("weighting", "token"), data, rows, micro_batches, part)
-                loss.backward()
+                (scaler.scale(loss) if scaler else loss).backward()
             total += loss.item()
+        if scaler:
+            scaler.unscale_(optimizer)
         limit = keys.get("clip_norm") or float("inf")
         seen["loss"].append(total)
         seen["grad_norm"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         seen["lr"].append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
+        scaler.step(optimizer) if scaler else optimizer.step()
         scheduler.step()
     return seen, stored(model)
 

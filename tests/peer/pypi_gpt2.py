@@ -8,7 +8,7 @@ import os
 
 import environment
 
-environment.enter("transformers", [["transformers==4.40.2", "safetensors==0.4.5", "numpy<2"]], system=True)
+environment.enter("transformers", [["install", "transformers==4.40.2", "safetensors==0.4.5", "numpy<2"]], system=True)
 
 try:
     import numpy

@@ -10,8 +10,6 @@ import sys
 
 try:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten, tree_map
 except ImportError:
     print("skipped: no python3-torch")
     sys.exit(77)
@@ -20,6 +18,7 @@ import numpy
 
 import harness
 import loop
+import noise
 import toys
 
 STEPS, GLOBAL, ROWS = 10, 15, 40
@@ -43,7 +42,6 @@ BIASES = {"groups": [{"match": "*bias", "lr": 0.02, "weight_decay": 0.1}]}
 GRADIENT = {"type": "sgd", "lr": 1}  # w₀ − w₁ of one step is the gradient
 COSINE = {"type": "cosine", "total": 10, "minimum": 0.001}
 SCHEDULES = {"linear": {"type": "linear", "total": 10, "minimum": 0.001}, "mlp": COSINE, "gpt": COSINE}
-BF16_UNIT = 2.0**-8  # half the distance between neighbours in [1, 2)
 
 
 def rows_of(spec, seed=3):
@@ -56,40 +54,6 @@ def rows_of(spec, seed=3):
     else:
         y = random.normal(size=(ROWS, spec.get("outputs", 1)))
     return [(weight, *a, *b) for weight, a, b in zip(weights.tolist(), x.tolist(), y.tolist())]
-
-
-def flat(tensors, width=0):
-    """All values in the order of names. Without the biases of a gpt's keys: softmax does not see what is added to all scores
-    of a row, their gradient is 0 but for rounding, and AdamW makes steps of ±lr out of that."""
-    parts = []
-    for name, values in sorted(tensors.items()):
-        values = values.ravel()
-        parts.append(numpy.delete(values, slice(width, 2 * width)) if name.endswith("c_attn.bias") else values)
-    return numpy.concatenate(parts)
-
-
-class Disturbed(TorchDispatchMode):
-    """Monte Carlo arithmetic: the result of every operation, forward and backward, is off by the unit, up or down by chance.
-    Rounding to a type is off by at most its unit, and what an implementation keeps wider is not off at all: so no correct
-    implementation that rounds results to the type is expected to be further from the truth than this."""
-
-    def __init__(self, unit, seed):
-        super().__init__()
-        self.unit, self.random = unit, numpy.random.default_rng(seed)
-
-    def disturb(self, tensor):
-        signs = torch.from_numpy(self.random.choice([-1.0, 1.0], tuple(tensor.shape)))
-        return tensor * (1 + self.unit * signs.to(tensor.dtype))
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        given = {x.storage().data_ptr() for x in tree_flatten(arguments)[0] if isinstance(x, torch.Tensor)}
-
-        def off(x):
-            fresh = isinstance(x, torch.Tensor) and x.is_floating_point() and x.storage().data_ptr() not in given
-            return self.disturb(x) if fresh else x
-
-        return tree_map(off, result)
 
 
 class Loop(toys.Training):
@@ -120,7 +84,7 @@ class Loop(toys.Training):
             numpy.testing.assert_allclose(out.column(key), wanted, relative, absolute, err_msg=key)
         self.complete(parameters, out)
         width = spec.get("width", 0)
-        numpy.testing.assert_allclose(flat(out.tensors, width), flat(parameters, width), relative, absolute)
+        numpy.testing.assert_allclose(loop.flat(out.tensors, width), loop.flat(parameters, width), relative, absolute)
         return seen
 
     def complete(self, tensors, out):
@@ -163,32 +127,16 @@ class Loop(toys.Training):
 
     def test_gradients_in_bf16(self):
         """gaccd's bf16 and autocast's round in different places. Each may be off by what Monte Carlo arithmetic with bf16's
-        unit makes of the gradient (Disturbed), norm by norm: so they differ by at most twice that."""
+        unit makes of the gradient (noise.Disturbed), norm by norm: so they differ by at most twice that."""
         for (name, spec), split in itertools.product(MODELS.items(), SPLITS[1::2]):
             with self.subTest(model=name, split=split):
                 job, data, initial = self.job(spec, GRADIENT, split[0], "bf16", steps=1)
                 out = self.train(job, data, split[1])
                 seen, wanted = loop.train(job, data, initial, 1, compute="bf16")
-                loss_noise, noise = self.noise(job, data, initial)
+                loss_noise, allowed = noise.of_first_step(job, data, initial, noise.BF16_UNIT)
                 self.assertLessEqual(abs(out.steps[0]["loss"] - seen["loss"][0]), 2 * loss_noise)
-                for key, allowed in noise.items():
-                    self.assertLessEqual(numpy.linalg.norm(out.tensors[key] - wanted[key]), 2 * allowed, key)
-
-    def noise(self, job, data, initial):
-        """How far loss and gradients are from the truth at most, tensor by tensor, in eight draws."""
-        loss, exact = self.disturbed(job, data, initial, None)
-        loss_noise, noise = 0, {}
-        for seed in range(8):
-            found, parameters = self.disturbed(job, data, initial, Disturbed(BF16_UNIT, seed))
-            loss_noise = max(loss_noise, abs(found - loss))
-            for key, values in parameters.items():
-                noise[key] = max(noise.get(key, 0), numpy.linalg.norm(values - exact[key]))
-        return loss_noise, noise
-
-    def disturbed(self, job, data, initial, mode):
-        """The loss of the first step and the parameters behind it, in fp64."""
-        seen, parameters = loop.train(job, data, initial, 1, kind=torch.float64, mode=mode)
-        return seen["loss"][0], parameters
+                for key, most in allowed.items():
+                    self.assertLessEqual(numpy.linalg.norm(out.tensors[key] - wanted[key]), 2 * most, key)
 
 
 if __name__ == "__main__":

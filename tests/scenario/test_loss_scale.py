@@ -101,6 +101,27 @@ precision:
                 self.assertEqual(out.column("loss_scale_next")[: len(wanted)], wanted)
                 self.assertEqual(len(out.steps), len(wanted) + stops)
 
+    def test_the_scenarios_that_pytorch_documents(self):
+        """Of its own tests of GradScaler, with our numbers (tests/peer/frameworks_steps.py runs them through GradScaler).
+
+        An overflow in iteration 2 of 0…3, growth after every finite step: 128 → 256 → 512 → 256 → 512 = 128·2³·½.
+        Two micro-batches to a step, each of half the loss: four of them are two steps: 128 → 256 → 512 = 128·2²; the mean of
+        0.5 and 0.25 is applied: w = −0.375 twice.
+        Growth by 16 at 1e38, with 3.4e38 the largest fp32: it stays at 1e38.
+        Gradients that fp16 holds up to 65504, scale 4: 5·4 = 20 is finite: 4; 20000·4 = 80000 is not: 2; 5·2 = 10: 2;
+        40000·2 = 80000: 1; w = −5 − 5.
+        """
+        for rows, batch, scale, scales, verdicts, weight in (
+            ([0.5, 0.5, INF, 0.5], 1, {"initial": 128, "interval": 1}, [256, 512, 256, 512], "AASA", -1.5),
+            ([0.5, 0.25, 0.5, 0.25], 2, {"initial": 128, "interval": 1}, [256, 512], "AA", -0.75),
+            ([0, 0], 1, {"initial": 1e38, "growth": 16, "interval": 1}, 2 * [1e38], "AA", 0),
+            ([5, 20000, 5, 40000], 1, {"initial": 4}, [4, 2, 2, 1], "ASAS", -10),
+        ):
+            for ranks in range(1, batch + 1):
+                out = self.train(tape(batch=batch, compute="fp16", scale=scale), rows, ranks)
+                self.assert_close(out.column("loss_scale_next"), scales, 1e-7)
+                self.assertEqual((out.verdicts(), out.weight[0]), (verdicts, weight))
+
     def test_permanent_overflow_ends_at_the_floor_with_76(self):
         """10-3: 16 8 4 2 1 1 1 …, then an end that names step and tensor."""
         for ranks in (1, 2):

@@ -48,14 +48,14 @@ static void gradient_is_the_slope_of_the_loss_in_every_variant(void **state)
     }
 }
 
-/* The gradient over six sequences, read in pieces of at most `most`. */
-static void accumulate(struct trial *trial, size_t most)
+/* The mean gradient over `count` sequences of five targets, read in pieces of at most `most`. */
+static void accumulate(struct trial *trial, size_t count, size_t most)
 {
     trial_clear(trial);
     double loss = 0;
-    for (uint64_t first = 0; first < 6; first += most) {
-        trial_read(trial, first, 6 - first < most ? 6 - first : most);
-        trial_pass(trial, 1.0 / 30, 3);
+    for (uint64_t first = 0; first < count; first += most) {
+        trial_read(trial, first, count - first < most ? count - first : most);
+        trial_pass(trial, 1.0 / (5.0 * (double)count), 3);
         loss += trial->loss;
     }
     trial->loss = loss;
@@ -67,9 +67,9 @@ static void gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on(
     Gacc__V1__ModelSection spec = tiny();
     spec.dropout = 0.1;
     struct trial whole = open_tiny(&spec, 6), parts = open_tiny(&spec, 6);
-    accumulate(&whole, 6);
+    accumulate(&whole, 6, 6);
     for (size_t most = 1; most <= 4; most++) {
-        accumulate(&parts, most);
+        accumulate(&parts, 6, most);
         double difference = 0, norm = 0;
         for (size_t i = 0; i < trial_parameters(&whole); i++) {
             difference += pow(trial_gradient(&whole, i) - trial_gradient(&parts, i), 2);
@@ -80,6 +80,32 @@ static void gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on(
     }
     trial_close(&whole);
     trial_close(&parts);
+}
+
+/* F3. The gradients of a model at its usual start are below 1/4, where doubles are 2^-54 = 5.55e-17 apart at most: so 1e-16
+ * leaves room for one step of the last digit, which is what the source measured. */
+static void four_sequences_at_once_and_two_times_two_differ_by_1e_16_at_most(void **state)
+{
+    (void)state;
+    const kernels_opener openers[] = {kernels_open_reference, kernels_open_cpu};
+    Gacc__V1__ModelSection spec = tiny();
+    for (size_t k = 0; k < 2; k++) {
+        struct trial whole = trial_open(openers[k], DTYPE_FP64, &spec, 4);
+        struct trial parts = trial_open(openers[k], DTYPE_FP64, &spec, 4);
+        for (size_t i = 0; i < trial_parameters(&whole); i++)
+            if (fabs(whole.parameters[i]) < 0.5) parts.parameters[i] = whole.parameters[i] *= 0.04; /* std 0.012 */
+        accumulate(&whole, 4, 4);
+        accumulate(&parts, 4, 2);
+        double largest = 0, difference = 0;
+        for (size_t i = 0; i < trial_parameters(&whole); i++) {
+            largest = fmax(largest, fabs(trial_gradient(&whole, i)));
+            difference = fmax(difference, fabs(trial_gradient(&whole, i) - trial_gradient(&parts, i)));
+        }
+        assert_true(largest > 0.01 && largest < 0.25);
+        if (difference > 1e-16) fail_msg("largest gradient %g, difference %g", largest, difference);
+        trial_close(&whole);
+        trial_close(&parts);
+    }
 }
 
 static void dropout_depends_on_attempt_and_sequence_and_is_off_in_attempt_0(void **state)
@@ -319,6 +345,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradient_is_the_slope_of_the_loss_in_every_variant),
         cmocka_unit_test(gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on),
+        cmocka_unit_test(four_sequences_at_once_and_two_times_two_differ_by_1e_16_at_most),
         cmocka_unit_test(dropout_depends_on_attempt_and_sequence_and_is_off_in_attempt_0),
         cmocka_unit_test(every_place_of_every_layer_drops_by_a_site_of_its_own),
         cmocka_unit_test(loss_is_ln_V_when_the_output_matrix_is_zero),
