@@ -82,8 +82,8 @@ static void gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on(
     trial_close(&parts);
 }
 
-/* F3. The gradients of a model at its usual start are below 1/4, where doubles are 2^-54 = 5.55e-17 apart at most: so 1e-16
- * leaves room for one step of the last digit, which is what the source measured. */
+/* F3. At the usual start gradients are below 1/4, where doubles are at most 2^-55 = 2.8e-17 apart: 1e-16 is three of
+ * the last digits. The source measured 2^-54 = 5.55e-17. */
 static void four_sequences_at_once_and_two_times_two_differ_by_1e_16_at_most(void **state)
 {
     (void)state;
