@@ -158,6 +158,12 @@ bool json_write_double(struct json_writer *json, const char *key, double value)
     return true;
 }
 
+void json_write_bool(struct json_writer *json, const char *key, bool value)
+{
+    before(json, key);
+    fputs(value ? "true" : "false", json->to);
+}
+
 void json_write_null(struct json_writer *json, const char *key)
 {
     before(json, key);

@@ -36,6 +36,7 @@ void json_write_unsigned(struct json_writer *json, const char *key, uint64_t val
 void json_write_signed(struct json_writer *json, const char *key, int64_t value);
 /* What is not finite is null; returns whether it was finite. */
 bool json_write_double(struct json_writer *json, const char *key, double value);
+void json_write_bool(struct json_writer *json, const char *key, bool value);
 void json_write_null(struct json_writer *json, const char *key);
 
 #endif

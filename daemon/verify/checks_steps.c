@@ -1,0 +1,172 @@
+/* Losses and steps: what the loss is, that the gradient is its slope, and what a step makes of it. */
+#include "daemon/verify/checks.h"
+#include "daemon/verify/checks_internal.h"
+#include "daemon/verify/definition.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#define SHIFT 1e-5 /* of the parameters' norm, for a central difference in fp64 */
+
+static const struct tolerance allclose = {.absolute = ABSOLUTE, .relative = RELATIVE};
+
+/* ---- steps ---- */
+
+/* One step: the parameters that it leaves, as torch.allclose compares them. */
+int check_sgd_step(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant = variant_split(suite, FP32, suite_ranks(suite)), right = variant_undivided(suite, FP32);
+    int result = yardstick_rate(suite, &variant.rate, error);
+    right.rate = variant.rate;
+    const struct trial *a = result ? NULL : suite_applied(suite, &variant, 0, error);
+    const struct trial *b = a ? suite_applied(suite, &right, 0, error) : NULL;
+    if (!b) return -(int)error->status;
+    check_judge(check, measure_closeness(a->after, b->after, b->parameters, &allclose).worst, 1);
+    check_say(check, "largest |difference| / (1e-5 + 1e-4·|parameter|); lr %.3g", variant.rate);
+    return 0;
+}
+
+int check_adamw_step(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant = variant_split(suite, FP32, suite_ranks(suite)), right = variant_undivided(suite, FP32);
+    variant.adamw = right.adamw = 1;
+    variant.rate = right.rate = ADAMW_RATE;
+    double floor;
+    int result = yardstick_floor(suite, FP32, 0, &floor, error);
+    const struct trial *a = result ? NULL : suite_applied(suite, &variant, 0, error);
+    const struct trial *b = a ? suite_applied(suite, &right, 0, error) : NULL;
+    if (!b) return -(int)error->status;
+    check_judge_adamw(check, a, b, floor);
+    return 0;
+}
+
+int check_fp16_step(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant = variant_split(suite, FP16, suite_ranks(suite)), right = variant_undivided(suite, FP32);
+    int result = yardstick_scale(suite, &variant.loss_scale, error);
+    if (result || check_is_beyond_fp16(suite, variant.loss_scale, check)) return result;
+    result = yardstick_rate(suite, &variant.rate, error);
+    right.rate = variant.rate;
+    const struct trial *a = result ? NULL : suite_applied(suite, &variant, 0, error);
+    const struct trial *b = a ? suite_applied(suite, &right, 0, error) : NULL;
+    if (!b) return -(int)error->status;
+    check_judge(check, measure_median_relative(a->after, b->after, b->parameters, 1e-6), HALF);
+    check_say(check, "median relative difference of the parameters from fp32's");
+    return 0;
+}
+
+int check_loss_by_definition(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant = variant_split(suite, FP64, suite_ranks(suite));
+    variant.dropout = 0;
+    const struct trial *trial = suite_applied(suite, &variant, 0, error);
+    double loss;
+    if (!trial) return -(int)error->status;
+    int result = definition_loss(suite->job, trial->before, variant.sequences, variant.micro, &loss, error);
+    if (result) return result;
+    const double logged = trial->steps[0].loss;
+    check_judge(check, loss == 0 ? fabs(logged) : fabs(logged / loss - 1), FP64_ERROR);
+    check_say(check, "loss %.15g, by definition %.15g", logged, loss);
+    return 0;
+}
+
+/* (L(w + h·d) − L(w − h·d)) / 2h is ‖g‖ in the direction d of g. The loss is added up from what the model says, the
+ * gradient from seeds that were scaled and averaged: a factor in one that is not in the other shows. */
+int check_slope(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant centre = variant_split(suite, FP64, suite_ranks(suite)), above, below;
+    const struct trial *trial = suite_applied(suite, &centre, 0, error);
+    if (!trial) return -(int)error->status;
+    const double norm = measure_distance(trial->before, NULL, trial->parameters);
+    const double gradient = measure_distance(trial->gradient, NULL, trial->parameters);
+    if (gradient == 0) return check_skip(check, "the gradient of the probe is zero");
+    above = below = centre;
+    above.shift = SHIFT * (norm > 0 ? norm : 1);
+    below.shift = -above.shift;
+    const double weight = trial->steps[0].weight;
+    if (!(trial = suite_applied(suite, &above, 0, error))) return -(int)error->status;
+    const double high = trial->steps[0].loss;
+    if (!(trial = suite_applied(suite, &below, 0, error))) return -(int)error->status;
+    const double measured = (high - trial->steps[0].loss) / (2 * above.shift);
+    check_judge(check, fabs(gradient / measured - 1), FP32_RATIO);
+    check->ratio = gradient / measured;
+    const struct suspects suspects = {
+        .ratio = check->ratio,
+        .cosine = 1,
+        .allowed_ratio = FP32_RATIO,
+        .micro_batches = variant_micro_batches(&centre),
+        .per_rank = variant_per_rank(suite, &centre),
+        .ranks = centre.ranks,
+        .micro = centre.micro,
+        .weight = weight,
+    };
+    if (!check->pass) diagnosis_of(&suspects, check->note, sizeof check->note);
+    return 0;
+}
+
+bool checks_short(struct suite *suite, struct variant *variant, const char **why)
+{
+    const uint64_t available = suite->probe.available;
+    *variant = variant_split(suite, FP32, suite_ranks(suite));
+    *why = "the training data hold a single sequence";
+    if (available < 2) return false;
+    if (variant->sequences >= available) variant->sequences = (uint32_t)available - 1;
+    if (variant->micro > variant->sequences) variant->micro = variant->sequences;
+    if (variant_micro_batches(variant) < variant->ranks) variant->ranks = 1;
+    uint64_t rest = variant->sequences / 3 > 0 ? variant->sequences / 3 : 1;
+    if (rest > available - variant->sequences) rest = available - variant->sequences;
+    variant->train = variant->sequences + rest;
+    variant->steps = 3;
+    variant->dropout = 0;
+    *why = "the training data cannot be cut where it is needed";
+    return suite_can_cut(suite, variant->train);
+}
+
+/* A short batch between two times the same full one, lr 0: what is known of one batch must not weigh the next. */
+int check_short_batch(struct suite *suite, struct check *check, struct error *error)
+{
+    const char *why;
+    struct variant variant;
+    if (!checks_short(suite, &variant, &why)) return check_skip(check, "%s", why);
+    const struct trial *trial = suite_trial(suite, &variant, error);
+    if (!trial) return -(int)error->status;
+    const struct trial_step *steps = trial->steps;
+    if (trial->step_count < 3 || steps[0].verdict != VERDICT_IS_APPLY || steps[2].verdict != VERDICT_IS_APPLY)
+        return error_set(error, STATUS_NUMERICS,
+                         "a step is not applied: its gradient is not finite, or it has no weight");
+    double floor;
+    int result = yardstick_floor(suite, FP32, 0, &floor, error);
+    if (result) return result;
+    check_judge(check, fabs(steps[2].grad_norm / steps[0].grad_norm - 1), FLOORS * floor);
+    check_say(check, "norms of a batch of weight %g before and after one of %g", steps[0].weight, steps[1].weight);
+    check->floor = floor;
+    check->ratio = steps[2].grad_norm / steps[0].grad_norm;
+    return 0;
+}
+
+int check_schedule_counts(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant = variant_split(suite, FP32, suite_ranks(suite)), right = variant_undivided(suite, FP32);
+    variant.steps = right.steps = 2;
+    variant.warmup = right.warmup = WARMUP;
+    int result = yardstick_rate(suite, &variant.rate, error);
+    right.rate = variant.rate /= 2; /* two steps with the lr of 1/4 and 2/4 */
+    const struct trial *a = result ? NULL : suite_applied(suite, &variant, 0, error);
+    if (!a) return -(int)error->status;
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct trial_step *step = &a->steps[i];
+        check_expect(check, step->optimizer_steps == i + 1, "%" PRIu64 " optimizer steps after %" PRIu32,
+                     step->optimizer_steps, i + 1);
+        check_expect(check, step->scheduler_steps == i + 1,
+                     "%" PRIu64 " scheduler steps after %" PRIu32 " steps of %" PRIu32 " micro-batches",
+                     step->scheduler_steps, i + 1, variant_micro_batches(&variant));
+        check_expect(check, is_near(step->lr, variant.rate * (i + 1) / (WARMUP + 1), EXACT), "lr %g in step %" PRIu32,
+                     step->lr, i + 1);
+        check_expect(check, step->gradients_cleared, "gradients are not cleared after step %" PRIu32, i + 1);
+    }
+    const struct trial *b = suite_applied(suite, &right, 0, error);
+    if (!b || !(a = suite_applied(suite, &variant, 0, error))) return -(int)error->status;
+    const double worst = measure_closeness(a->after, b->after, b->parameters, &allclose).worst;
+    check_expect(check, worst <= 1, "parameters after two steps differ: %.3g of what is allowed", worst);
+    return 0;
+}

@@ -1,0 +1,93 @@
+#include "daemon/verify/definition.h"
+
+#include <math.h>
+
+#include "worker/data/data.h"
+#include "worker/model.h"
+
+/* One sequence at a time. */
+struct reader {
+    const Gacc__V1__JobSpec *job;
+    const double *parameters;
+    struct model *model;
+    struct data *data;
+    struct micro_batch *batch;
+    struct activations *activations;
+    struct kernels *kernels;
+};
+
+static int open_reader(struct reader *reader, struct error *error)
+{
+    struct data_shape shape;
+    data_shape_of(reader->job->model, &shape);
+    int result = model_open(&reader->model, reader->job->model, DTYPE_FP64, error);
+    if (!result) result = data_open(&reader->data, reader->job->data, 't', &shape, error);
+    if (!result) result = micro_batch_open(&reader->batch, &shape, 1, error);
+    if (!result) result = activations_open(&reader->activations, reader->model, 1, false, error);
+    if (result) return result;
+    reader->kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
+    return reader->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
+}
+
+static void close_reader(struct reader *reader)
+{
+    kernels_close(reader->kernels);
+    activations_close(reader->activations);
+    micro_batch_close(reader->batch);
+    data_close(reader->data);
+    model_close(reader->model);
+}
+
+/* The sum over its targets of the loss, and what each of them weighs; *whole: the weight of all of them. */
+static int read_sequence(struct reader *reader, uint32_t position, double *loss, double *weight, double *whole,
+                         struct error *error)
+{
+    struct micro_batch *batch = reader->batch;
+    const uint64_t sequence =
+        order_sequence(reader->job->data->order, reader->job->job->seed, 0, data_sequences(reader->data), position);
+    micro_batch_clear(batch);
+    int result = data_read(reader->data, sequence, batch, error);
+    if (result) return result;
+    *weight = batch->weight[0];
+    *whole = batch->weight_sum;
+    batch->weight[0] = 1;
+    struct pass pass = {.kernels = reader->kernels, .parameters = reader->parameters, .batch = batch};
+    model_forward(reader->model, &pass, reader->activations);
+    *loss = pass.loss_sum;
+    return 0;
+}
+
+int definition_loss(const Gacc__V1__JobSpec *job, const double *parameters, uint32_t sequences, uint32_t micro,
+                    double *loss, struct error *error)
+{
+    struct reader reader = {.job = job, .parameters = parameters};
+    long double sum = 0, weight_sum = 0, of_micro_batch = 0, micro_weight = 0, means = 0; /* weights have any size */
+    uint32_t micro_batches = 0;
+    int result = open_reader(&reader, error);
+    for (uint32_t i = 0; i < sequences && !result; i++) {
+        double one, weight, whole;
+        if ((result = read_sequence(&reader, i, &one, &weight, &whole, error))) break;
+        if (weight > 0) of_micro_batch += (long double)weight * (long double)one; /* what is masked may hold anything */
+        micro_weight += (long double)whole;
+        if ((i + 1) % micro && i + 1 < sequences) continue;
+        if (micro_weight > 0) {
+            sum += of_micro_batch;
+            weight_sum += micro_weight;
+            means += of_micro_batch / micro_weight;
+            micro_batches++;
+        }
+        of_micro_batch = micro_weight = 0;
+    }
+    close_reader(&reader);
+    switch (job->batch->weighting) {
+    case GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH:
+        *loss = (double)(means / micro_batches);
+        break;
+    case GACC__V1__WEIGHTING__WEIGHTING_SUM:
+        *loss = weight_sum > 0 ? (double)sum : (double)NAN;
+        break;
+    default:
+        *loss = (double)(sum / weight_sum);
+    }
+    return result;
+}

@@ -1,0 +1,339 @@
+#include "daemon/verify/suite.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/job/load.h"
+#include "daemon/verify/measure.h"
+#include "daemon/verify/together.h"
+#include "proto/message.h"
+#include "worker/data/data.h"
+#include "worker/model.h"
+
+/* What all trials together may take of fp32 work on the probe, as a multiple of one pass over it: measured, see
+ * SECONDS_MOST. */
+#define PASSES 150.0
+#define SECONDS_MOST 25.0       /* … so that everything stays below a minute */
+#define BYTES_MOST (256u << 20) /* activations, unless the job itself takes more */
+#define MICRO_LEAST 2           /* one sequence cannot be cut short */
+#define MICRO_BATCHES_PER_RANK 4
+
+/* --- the variant's job --------------------------------------------------------------------------------------- */
+
+static void set_optimizer(Gacc__V1__OptimizerSection *optimizer, const struct variant *variant)
+{
+    optimizer->lr = optimizer->lr_written = variant->rate;
+    optimizer->clip_norm = variant->clip;
+    for (size_t i = 0; i < optimizer->n_groups; i++)
+        optimizer->groups[i]->lr = optimizer->groups[i]->lr_written = variant->rate;
+    if (!variant->adamw) {
+        optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD;
+        optimizer->momentum = 0;
+        optimizer->weight_decay = 0;
+        for (size_t i = 0; i < optimizer->n_groups; i++) optimizer->groups[i]->weight_decay = 0;
+    } else if (optimizer->type != GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) {
+        optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+        optimizer->beta1 = 0.9;
+        optimizer->beta2 = 0.999;
+        optimizer->eps = 1e-8;
+    }
+}
+
+/* The job's own rules, but for the scale to begin with; torch's where the job has none. */
+static int set_precision(Gacc__V1__PrecisionSection *precision, const struct variant *variant, struct error *error)
+{
+    precision->compute = (Gacc__V1__Compute)variant->compute;
+    if (precision->compute != GACC__V1__COMPUTE__COMPUTE_FP16) {
+        if (precision->loss_scale) gacc__v1__loss_scale_section__free_unpacked(precision->loss_scale, NULL);
+        precision->loss_scale = NULL;
+        return 0;
+    }
+    Gacc__V1__LossScaleSection *section = precision->loss_scale;
+    if (!section) {
+        if (!(section = malloc(sizeof *section))) return error_set(error, STATUS_INTERNAL, "out of memory for a job");
+        gacc__v1__loss_scale_section__init(section);
+        job_loss_scale_defaults(section);
+        precision->loss_scale = section;
+    }
+    section->mode = GACC__V1__SCALE_MODE__SCALE_DYNAMIC;
+    section->initial = variant->loss_scale;
+    section->interval = variant->interval ? variant->interval : TRIAL_STEPS_MAX + 1;
+    section->hysteresis = 1; /* the first overflow lowers it */
+    section->minimum = section->maximum = 0;
+    section->at_minimum = GACC__V1__AT_MINIMUM__AT_MINIMUM_CLAMP;
+    section->growth = 2;
+    if (section->backoff <= 0 || section->backoff >= 1) section->backoff = 0.5;
+    return 0;
+}
+
+static void set_data(Gacc__V1__DataSection *data, const struct variant *variant, const struct probe *probe)
+{
+    if (variant->train == 0) return;
+    data->order = GACC__V1__ORDER__ORDER_SEQUENTIAL;
+    if (variant->train >= probe->available) return;
+    const double kept = data->validation_fraction > 0 ? 1 - data->validation_fraction : 1;
+    data->validation_fraction = 1 - kept * ((double)variant->train + 0.5) / (double)probe->available;
+    for (size_t i = 0; i < data->n_validation; i++) free(data->validation[i]);
+    free((void *)data->validation);
+    data->n_validation = 0;
+    data->validation = NULL;
+}
+
+/* Every tensor by name, its values taken from the flat [P] array. */
+static int set_initial(Gacc__V1__ModelSection *spec, const double *values, struct error *error)
+{
+    struct model *model;
+    int result = model_open(&model, spec, DTYPE_FP64, error);
+    if (result) return result;
+    const struct tensor_table *table = &model->table;
+    for (size_t i = 0; i < spec->n_init_values; i++) gacc__v1__tensor_values__free_unpacked(spec->init_values[i], NULL);
+    free((void *)spec->init_values);
+    spec->n_init_values = 0;
+    spec->init_values = calloc(table->count, sizeof *spec->init_values);
+    if (*spec->init_file) spec->init_file[0] = '\0';
+    bool complete = spec->init_values != NULL;
+    for (size_t t = 0; t < table->count && complete; t++) {
+        const struct tensor *tensor = &table->tensors[t];
+        Gacc__V1__TensorValues *entry = malloc(sizeof *entry);
+        if (!(complete = entry != NULL)) break;
+        gacc__v1__tensor_values__init(entry);
+        spec->init_values[spec->n_init_values++] = entry;
+        entry->name = strdup(tensor->name);
+        entry->values = malloc(tensor->size * sizeof *entry->values);
+        if (!(complete = entry->name && entry->values)) break;
+        entry->n_values = tensor->size;
+        memcpy(entry->values, values + tensor->begin, tensor->size * sizeof *entry->values);
+    }
+    model_close(model);
+    return complete ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for initial values");
+}
+
+struct variant variant_split(const struct suite *suite, Gacc__V1__Compute type, uint32_t ranks)
+{
+    return (struct variant){.compute = type,
+                            .sequences = suite->probe.sequences,
+                            .micro = suite->probe.micro,
+                            .ranks = ranks,
+                            .steps = 1,
+                            .dropout = -1};
+}
+
+struct variant variant_whole(const struct suite *suite, Gacc__V1__Compute type)
+{
+    struct variant variant = variant_split(suite, type, 1);
+    variant.micro = variant.sequences;
+    return variant;
+}
+
+/* The initial parameters and `shift` times the direction of the gradient there. */
+static int set_shifted(struct suite *suite, Gacc__V1__ModelSection *spec, const struct variant *variant,
+                       struct error *error)
+{
+    struct variant centre = *variant;
+    centre.shift = 0;
+    const struct trial *at = suite_trial(suite, &centre, error);
+    if (!at) return -(int)error->status;
+    const double norm = measure_distance(at->gradient, NULL, at->parameters);
+    double *values = malloc(at->parameters * sizeof *values);
+    if (!values) return error_set(error, STATUS_INTERNAL, "out of memory for initial values");
+    for (uint64_t i = 0; i < at->parameters; i++) values[i] = at->before[i] + variant->shift * at->gradient[i] / norm;
+    int result = set_initial(spec, values, error);
+    free(values);
+    return result;
+}
+
+static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1__JobSpec **out, struct error *error)
+{
+    Gacc__V1__JobSpec *job = message_copy(&suite->job->base);
+    *out = job;
+    if (!job) return error_set(error, STATUS_INTERNAL, "out of memory for a copy of the job");
+    job->batch->global = variant->sequences;
+    job->batch->micro = variant->micro;
+    job->batch->tail = variant->train ? GACC__V1__TAIL__TAIL_FLUSH : GACC__V1__TAIL__TAIL_DROP;
+    job->batch->lr_scaling = GACC__V1__LR_SCALING__LR_SCALING_NONE;
+    job->schedule->type = GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT;
+    job->schedule->warmup = variant->warmup;
+    job->schedule->total = job->schedule->decay = 0;
+    job->schedule->minimum = 0;
+    if (variant->dropout >= 0 && job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
+        job->model->dropout = variant->dropout;
+    set_optimizer(job->optimizer, variant);
+    set_data(job->data, variant, &suite->probe);
+    int result = set_precision(job->precision, variant, error);
+    return !result && variant->shift != 0 ? set_shifted(suite, job->model, variant, error) : result;
+}
+
+/* --- trials -------------------------------------------------------------------------------------------------- */
+
+static bool is_same(const struct variant *a, const struct variant *b)
+{
+    return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
+}
+_Static_assert(sizeof(struct variant) == 7 * 8 + 12 * 4, "no padding in struct variant");
+
+static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
+{
+    Gacc__V1__JobSpec *job;
+    int result = make_job(suite, variant, &job, error);
+    struct trial_spec spec = {
+        .job = job,
+        .ranks = variant->ranks,
+        .launcher = variant->ranks == RANKS_OF_LAUNCHER ? suite->launcher : NULL,
+        .steps = variant->steps,
+        .reference = variant->reference,
+        .reversed = variant->reversed,
+        .faults = suite->faults,
+        .decision_fault = suite->decision_fault,
+    };
+    if (variant->self_check) spec.faults.self_check = true;
+    if (variant->overflow_at_step) {
+        spec.faults.overflow_at.step = variant->overflow_at_step;
+        spec.faults.overflow_at.micro_batch = variant->overflow_micro_batch;
+    }
+    if (!result) result = spec.launcher ? together_run(trial, &spec, error) : trial_run(trial, &spec, error);
+    if (job) gacc__v1__job_spec__free_unpacked(job, NULL);
+    return result;
+}
+
+const struct trial *suite_trial(struct suite *suite, const struct variant *variant, struct error *error)
+{
+    struct trial trial;
+    size_t oldest = 0;
+    for (size_t i = 0; i < SUITE_TRIALS; i++)
+        if (suite->trials[i].used && is_same(&suite->trials[i].variant, variant)) {
+            suite->trials[i].used = ++suite->clock;
+            return &suite->trials[i].trial;
+        }
+    if (run(suite, variant, &trial, error)) return NULL;
+    for (size_t i = 1; i < SUITE_TRIALS; i++)
+        if (suite->trials[i].used < suite->trials[oldest].used) oldest = i;
+    if (suite->trials[oldest].used) trial_free(&suite->trials[oldest].trial);
+    suite->trials[oldest].variant = *variant;
+    suite->trials[oldest].trial = trial;
+    suite->trials[oldest].used = ++suite->clock;
+    return &suite->trials[oldest].trial;
+}
+
+uint32_t variant_micro_batches(const struct variant *variant)
+{
+    return (variant->sequences - 1) / variant->micro + 1;
+}
+
+uint32_t variant_ranks(const struct suite *suite, const struct variant *variant)
+{
+    return variant->ranks == RANKS_OF_LAUNCHER ? suite->launcher->ranks : variant->ranks;
+}
+
+uint32_t variant_per_rank(const struct suite *suite, const struct variant *variant)
+{
+    return (variant_micro_batches(variant) - 1) / variant_ranks(suite, variant) + 1;
+}
+
+/* --- the probe ----------------------------------------------------------------------------------------------- */
+
+static int count_sequences(const Gacc__V1__JobSpec *job, uint64_t *count, struct error *error)
+{
+    struct data_shape shape;
+    struct data *data;
+    data_shape_of(job->model, &shape);
+    int result = data_open(&data, job->data, 't', &shape, error);
+    if (result) return result;
+    *count = data_sequences(data);
+    data_close(data);
+    return 0;
+}
+
+bool suite_can_cut(const struct suite *suite, uint64_t train)
+{
+    Gacc__V1__JobSpec *job = message_copy(&suite->job->base);
+    const struct variant variant = {.train = train};
+    uint64_t count = 0;
+    if (!job) return false;
+    set_data(job->data, &variant, &suite->probe);
+    struct error unused;
+    bool can = !count_sequences(job, &count, &unused) && count == train;
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+    return can;
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* b: the job's own, or what one trial of two sequences says is affordable. */
+static int affordable_micro(struct suite *suite, uint32_t ranks, uint32_t *micro, struct error *error)
+{
+    const uint32_t b = suite->job->batch->micro, few = suite->probe.available > 1 ? 2 : 1;
+    struct variant small = variant_whole(suite, GACC__V1__COMPUTE__COMPUTE_FP32);
+    small.sequences = small.micro = few;
+    double began = now();
+    const struct trial *trial = suite_trial(suite, &small, error);
+    if (!trial) return -(int)error->status;
+    const double seconds = (now() - began) / few, bytes = (double)trial->memory.activations / few;
+    const double most_bytes = fmax(BYTES_MOST, bytes * b);
+    const double most = fmin(SECONDS_MOST / PASSES / seconds, most_bytes / bytes);
+    const double of_probe = most / (MICRO_BATCHES_PER_RANK * ranks);
+    *micro = of_probe < b ? (uint32_t)of_probe : b;
+    if (*micro < MICRO_LEAST) *micro = MICRO_LEAST;
+    return 0;
+}
+
+/* Whether the last micro-batch is short and no rank is left out. */
+static bool is_ragged(uint32_t sequences, uint32_t micro, uint32_t ranks)
+{
+    return sequences % micro && (sequences - 1) / micro + 1 > ranks;
+}
+
+/* The ragged b that is nearest to `wanted`, smaller ones first; where there is none, the largest that leaves every rank
+ * a micro-batch. */
+static uint32_t ragged_micro(uint32_t sequences, uint32_t wanted, uint32_t ranks)
+{
+    if (wanted > sequences) wanted = sequences;
+    for (uint32_t micro = wanted; micro > 1; micro--)
+        if (is_ragged(sequences, micro, ranks)) return micro;
+    for (uint32_t micro = wanted + 1; micro < sequences; micro++)
+        if (is_ragged(sequences, micro, ranks)) return micro;
+    for (uint32_t micro = wanted; micro > 1; micro--)
+        if ((sequences - 1) / micro + 1 >= ranks) return micro;
+    return 1;
+}
+
+int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
+               struct error *error)
+{
+    *suite = (struct suite){.job = job, .launcher = launcher};
+    struct probe *probe = &suite->probe;
+    const uint32_t ranks = launcher ? launcher->ranks : 1;
+    uint32_t micro = 0;
+    int result = count_sequences(job, &probe->available, error);
+    if (!result) result = affordable_micro(suite, ranks, &micro, error);
+    if (result) return result;
+    if (sequences > probe->available)
+        return error_set(error, STATUS_USAGE, "--sequences %" PRIu64 ": the training data hold %" PRIu64, sequences,
+                         probe->available);
+    if (!sequences) sequences = (uint64_t)MICRO_BATCHES_PER_RANK * micro * ranks + 1;
+    probe->sequences = (uint32_t)(sequences < probe->available ? sequences : probe->available);
+    probe->micro = ragged_micro(probe->sequences, micro, ranks > 2 ? ranks : 2);
+    return 0;
+}
+
+void suite_open_faulty(struct suite *suite, const struct suite *sound, const struct faults *faults,
+                       enum decision_fault decision_fault)
+{
+    *suite = (struct suite){.job = sound->job, .faults = *faults, .decision_fault = decision_fault};
+    suite->probe.sequences = sound->probe.sequences;
+    suite->probe.micro = sound->probe.micro;
+    suite->probe.available = sound->probe.available;
+}
+
+void suite_close(struct suite *suite)
+{
+    for (size_t i = 0; i < SUITE_TRIALS; i++)
+        if (suite->trials[i].used) trial_free(&suite->trials[i].trial);
+}
