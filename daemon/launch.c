@@ -18,6 +18,7 @@
 #include "daemon/gpt_config.h"
 #include "daemon/interruption.h"
 #include "daemon/place.h"
+#include "daemon/verify/receipt.h"
 #include "worker/control_client.h"
 #include "worker/session.h"
 
@@ -142,28 +143,37 @@ static int prepare_job(struct launch *launch, struct error *error)
     struct job_overrides overrides = launch->options->overrides;
     overrides.ranks = launch->place.ranks;
     int status = job_load(&launch->job, launch->options->job_path, &overrides, stderr, error);
+    if (!status && launch->job->verify == GACC__V1__VERIFY__VERIFY_REQUIRED)
+        status = receipt_require(launch->job, error);
     if (!status) status = start_coordinator(launch, error);
     return status;
 }
 
 /* ---- becoming a rank ---- */
 
-static int open_transport(struct launch *launch, struct error *error)
+int launch_open_transport(struct comm **comm, const struct place *place, const char *shared_memory,
+                          struct error *error)
 {
-    if (!launch->place.launched) return comm_open_alone(&launch->comm, error);
-    if (launch->shared_memory[0]) place_shared_memory_use(&launch->place, launch->shared_memory);
-    place_tune_transport(&launch->place);
+    if (!place->launched) return comm_open_alone(comm, error);
+    if (shared_memory[0]) place_shared_memory_use(place, shared_memory);
+    place_tune_transport(place);
     int given, size = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &given) != MPI_SUCCESS || given < MPI_THREAD_FUNNELED)
         return error_set(error, STATUS_UNAVAILABLE, "MPI does not start with MPI_THREAD_FUNNELED");
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if ((uint32_t)size != launch->place.ranks) {
+    if ((uint32_t)size != place->ranks) {
         MPI_Finalize(); /* all see the same: this much can be in order */
         return error_set(error, STATUS_UNAVAILABLE,
                          "the launcher says %u ranks, MPI says %d: gaccd was built for another MPI than the launcher's",
-                         launch->place.ranks, size);
+                         place->ranks, size);
     }
-    return comm_open_mpi(&launch->comm, error);
+    return comm_open_mpi(comm, error);
+}
+
+void launch_close_transport(struct comm *comm, const struct place *place)
+{
+    comm_close(comm);
+    if (place->launched) MPI_Finalize();
 }
 
 static int take_invitation(struct launch *launch, struct error *error)
@@ -463,7 +473,7 @@ int launch_run(const struct launch_options *options)
         return -status;
     }
     if (is_first && !launch.finished) enter_stage(&launch, STAGE_COORDINATED, NULL);
-    status = open_transport(&launch, &error);
+    status = launch_open_transport(&launch.comm, &launch.place, launch.shared_memory, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
         enter_stage(&launch, STAGE_ENDING, NULL);
@@ -478,8 +488,7 @@ int launch_run(const struct launch_options *options)
     else if (is_first)
         fprintf(stderr, "gaccd: %s: already finished\n", launch.job->job->output);
 
-    comm_close(launch.comm);
-    if (launch.place.launched) MPI_Finalize();
+    launch_close_transport(launch.comm, &launch.place);
     if (is_first && !launch.finished) end_coordinator(&launch);
     if (is_first && launch.finished) leftovers_remove(&launch.leftovers);
     if (!status && is_first && launch.has_terminal)

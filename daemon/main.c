@@ -14,6 +14,7 @@
 #include "daemon/launch.h"
 #include "daemon/place.h"
 #include "daemon/slip.h"
+#include "daemon/verification.h"
 #include "worker/data/data.h"
 
 #define SETS_MAX 256
@@ -22,7 +23,9 @@ struct arguments {
     const char *sets[SETS_MAX];
     size_t set_count;
     const char *output, *resume, *device;
-    long ranks; /* -n; 0: not given */
+    long ranks;     /* -n; 0: not given */
+    long sequences; /* 0: not given */
+    bool json;
     char **paths;
     int path_count;
 };
@@ -87,6 +90,17 @@ static int command_check(const struct arguments *arguments)
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
+static int command_verify(const struct arguments *arguments)
+{
+    const struct verification_options options = {
+        .job_path = arguments->paths[0],
+        .overrides = {arguments->sets, arguments->set_count, arguments->output, 0},
+        .sequences = (uint64_t)arguments->sequences,
+        .json = arguments->json,
+    };
+    return verification_run(&options);
+}
+
 static int command_inspect(const struct arguments *arguments)
 {
     struct error error;
@@ -96,7 +110,7 @@ static int command_inspect(const struct arguments *arguments)
 
 static int command_help(const struct arguments *arguments);
 
-enum option_set { OPTIONS_NONE, OPTIONS_JOB, OPTIONS_RUN };
+enum option_set { OPTIONS_NONE, OPTIONS_JOB, OPTIONS_RUN, OPTIONS_VERIFY };
 
 static const struct command {
     const char *name, *operand; /* operand NULL: none */
@@ -106,10 +120,11 @@ static const struct command {
 } commands[] = {
     {"run", "JOB.yaml", OPTIONS_RUN, command_run, "train; the word may be left out; mpirun -n N for N ranks"},
     {"check", "JOB.yaml", OPTIONS_JOB, command_check, "print the effective job; -n N says what N ranks would do"},
+    {"verify", "JOB.yaml", OPTIONS_VERIFY, command_verify,
+     "compare gradients and steps on the job's own model; 76: wrong"},
     {"inspect", "PATH", OPTIONS_NONE, command_inspect, "say what a data file holds, and whether it is sound"},
     {"help", NULL, OPTIONS_NONE, command_help, "print this"},
     {"plan", NULL, OPTIONS_NONE, NULL, NULL},
-    {"verify", NULL, OPTIONS_NONE, NULL, NULL},
     {"bench", NULL, OPTIONS_NONE, NULL, NULL},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -127,6 +142,7 @@ static int command_help(const struct arguments *arguments)
          "  --resume auto|never        auto: a job that is done stays done (default); never: begin anew\n"
          "  --device auto|cpu|cuda     cuda is not offered by this version\n"
          "  -n N                       check: the number of ranks\n"
+         "  --sequences n, --json      verify: the size of its batch; its findings as JSON\n"
          "  --version                  print the version\n"
          "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
          "74 input or output, 76 numerics, 78 job file. While it runs: gaccctl.");
@@ -147,6 +163,13 @@ static const struct option run_options[] = {
     {"device", required_argument, NULL, 'd'},
     {NULL, 0, NULL, 0},
 };
+static const struct option verify_options[] = {
+    {"set", required_argument, NULL, 's'},
+    {"output", required_argument, NULL, 'o'},
+    {"sequences", required_argument, NULL, 'q'},
+    {"json", no_argument, NULL, 'j'},
+    {NULL, 0, NULL, 0},
+};
 static const struct option no_options[] = {{NULL, 0, NULL, 0}};
 
 static int take_option(struct arguments *arguments, int option)
@@ -165,6 +188,14 @@ static int take_option(struct arguments *arguments, int option)
         return 0;
     case 'd':
         arguments->device = optarg;
+        return 0;
+    case 'j':
+        arguments->json = true;
+        return 0;
+    case 'q':
+        arguments->sequences = strtol(optarg, &end, 10);
+        if (*end || arguments->sequences < 1 || arguments->sequences > 1000000)
+            return refuse(STATUS_USAGE, "--sequences %s: a number of sequences is wanted", optarg);
         return 0;
     case 'n':
         arguments->ranks = strtol(optarg, &end, 10);
@@ -190,9 +221,11 @@ static int refuse_words(const struct arguments *arguments)
 
 static int parse(const struct command *command, bool is_named, int count, char **words, struct arguments *arguments)
 {
-    const struct option *options = command->options == OPTIONS_RUN   ? run_options
-                                   : command->options == OPTIONS_JOB ? job_options
-                                                                     : no_options;
+    static const struct option *const sets[] = {[OPTIONS_NONE] = no_options,
+                                                [OPTIONS_JOB] = job_options,
+                                                [OPTIONS_RUN] = run_options,
+                                                [OPTIONS_VERIFY] = verify_options};
+    const struct option *options = sets[command->options];
     const char *letters = command->options == OPTIONS_JOB ? ":n:" : ":";
     opterr = 0;
     for (int option; (option = getopt_long(count, words, letters, options, NULL)) != -1;) {

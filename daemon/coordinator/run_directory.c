@@ -33,8 +33,7 @@ static int check_final(const char *directory, struct error *error)
     return status;
 }
 
-/* mkdir -p */
-static int make_directories(const char *path, struct error *error)
+int run_directory_make(const char *path, struct error *error)
 {
     char part[PATH_MAX];
     if (path_in(part, path, "", error)) return -STATUS_IO; /* ends in '/' */
@@ -50,8 +49,7 @@ static int make_directories(const char *path, struct error *error)
     return 0;
 }
 
-/* PATH becomes `text` at once or not at all. */
-static int write_whole(const char *path, const char *text, size_t length, mode_t mode, struct error *error)
+int run_file_write(const char *path, const char *text, size_t length, mode_t mode, struct error *error)
 {
     char temporary[PATH_MAX + 8];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
@@ -79,7 +77,7 @@ static int write_json(const char *path, const json_t *object, mode_t mode, struc
     if (!text) return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the zero */
-    int status = write_whole(path, text, length + 1, mode, error);
+    int status = run_file_write(path, text, length + 1, mode, error);
     free(text);
     return status;
 }
@@ -149,7 +147,7 @@ int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec 
     *directory = (struct run_directory){.path = job->job->output, .job = job, .reader = -1, .log = {.fd = -1}};
     *finished = false;
     char log[PATH_MAX], result[PATH_MAX];
-    int status = make_directories(directory->path, error);
+    int status = run_directory_make(directory->path, error);
     if (status || (status = check_final(directory->path, error)) ||
         (status = path_in(log, directory->path, "log.jsonl", error)) ||
         (status = path_in(result, directory->path, "result.json", error)))
@@ -188,7 +186,7 @@ int run_directory_write_job(const struct run_directory *directory, uint32_t rank
         free(text);
         return error_set(error, STATUS_INTERNAL, "%s: the job cannot be printed", path);
     }
-    int status = write_whole(path, text, length, 0666, error);
+    int status = run_file_write(path, text, length, 0666, error);
     free(text);
     return status;
 }

@@ -21,6 +21,11 @@ struct run_directory {
     struct step_log log;
 };
 
+/* Makes the directory and those it lies in, as far as they are not there. */
+int run_directory_make(const char *path, struct error *error);
+/* The file becomes `text` at once or not at all; path is shorter than PATH_MAX. */
+int run_file_write(const char *path, const char *text, size_t length, mode_t mode, struct error *error);
+
 /* Makes and locks the directory, opens the log. *finished: an earlier start of the same job is done and nothing was
  * touched. With `fresh` (--resume never) what lies there does not matter. */
 int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec *job, bool fresh, bool *finished,

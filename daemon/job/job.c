@@ -118,6 +118,7 @@ static int set_digest(Gacc__V1__JobSpec *job, struct error *error)
     Gacc__V1__JobSpec bare = *job;
     bare.job = &section;
     bare.control = NULL;
+    bare.verify = GACC__V1__VERIFY__VERIFY_OFF;
     bare.digest = (ProtobufCBinaryData){0};
     size_t size = gacc__v1__job_spec__get_packed_size(&bare);
     uint8_t *packed = malloc(size + 1), *digest = malloc(SHA256_DIGEST_LENGTH);

@@ -56,6 +56,9 @@ static const struct choice schedules[] = {
     {"constant", SCHEDULE(CONSTANT)}, {"linear", SCHEDULE(LINEAR)}, {"cosine", SCHEDULE(COSINE)},
     {"wsd", SCHEDULE(WSD)}, {0}};
 
+static const struct choice verify_rules[] = {
+    {"off", GACC__V1__VERIFY__VERIFY_OFF}, {"required", GACC__V1__VERIFY__VERIFY_REQUIRED}, {0}};
+
 #define BIT(value) (1u << (value))
 #define WHEN(...) .when = {__VA_ARGS__}
 #define IF_GPT {BY_MODEL, BIT(MODEL(GPT))}
@@ -72,6 +75,7 @@ static const struct choice schedules[] = {
 #define IF_WSD {BY_SCHEDULE, BIT(SCHEDULE(WSD))}
 
 #define NOWHERE IN_NONE, 0
+#define SPEC(field) IN_SPEC, offsetof(Gacc__V1__JobSpec, field)
 #define JOB(field) IN_JOB, offsetof(Gacc__V1__JobSection, field)
 #define OF_MODEL(field) IN_MODEL, offsetof(Gacc__V1__ModelSection, field)
 #define OF_DATA(field) IN_DATA, offsetof(Gacc__V1__DataSection, field)
@@ -279,6 +283,9 @@ const struct key keys[] = {
      .help = "auto: a unix socket when all ranks share a host, else TCP. Or tcp://HOST:PORT."},
     {"control.timeout", KEY_SECONDS, CONTROL(timeout_seconds), .fallback = "60 s", .least = 0.1, .most = 86400,
      .help = "A rank that is silent for so long is lost. Units: ms, s, min, h; seconds without one."},
+
+    {"verify", KEY_CHOICE, SPEC(verify), .fallback = "off", .choices = verify_rules,
+     .help = "required: train only where gaccd verify has left its receipt, for this job, program and device."},
 };
 // clang-format on
 const size_t key_count = sizeof keys / sizeof *keys;
@@ -317,6 +324,8 @@ void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__
                enum section section)
 {
     switch (section) {
+    case IN_SPEC:
+        return (void *)job;
     case IN_JOB:
         return job->job;
     case IN_MODEL:

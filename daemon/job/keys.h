@@ -34,6 +34,7 @@ enum key_type {
 /* The message a key's value lies in. */
 enum section {
     IN_NONE,
+    IN_SPEC, /* the job itself */
     IN_JOB,
     IN_MODEL,
     IN_DATA,

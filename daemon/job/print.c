@@ -87,7 +87,7 @@ static void print_body(const Gacc__V1__JobSpec *job, FILE *to)
         else if (key->type == KEY_GROUPS)
             print_groups(job, to);
         else if (key->section != IN_NONE && key->section != IN_GROUP && has_value(key, job, NULL)) {
-            fprintf(to, "%*s", indent, "");
+            fprintf(to, "%s%*s", indent ? "" : "\n", indent, "");
             print_key(key, job, NULL, to);
         }
     }

@@ -105,17 +105,20 @@ void job_print_reference(FILE *to)
     fputs(head, to);
     for (size_t i = 0; i < key_count; i++) {
         const struct key *key = &keys[i];
-        if (key->type != KEY_SECTION && key->type != KEY_GROUPS) {
+        bool is_section = key->type == KEY_SECTION || key->type == KEY_GROUPS;
+        bool is_alone = !is_section && !strchr(key->path, '.'); /* a key that is in no section has one here */
+        if (!is_section && !is_alone) {
             print_row(key, to);
             continue;
         }
-        fprintf(to, "\n## %s\n\n%s", key->path, key->help);
+        fprintf(to, "\n## %s\n\n%s", key->path, is_alone ? "A key of the job itself." : key->help);
         if (key->when[0].by != BY_NOTHING) {
             fputs(" Only with ", to);
             print_conditions(key, to);
             fputc('.', to);
         }
         fputs("\n\n| key | type | default | legal values | only with | meaning |\n|---|---|---|---|---|---|\n", to);
+        if (is_alone) print_row(key, to);
     }
     fputs("\n## Not in this version\n\n", to);
     for (size_t i = 0; i < absent_count; i++) {

@@ -219,7 +219,7 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
         {"micro: 3", "micro: 3\n  lr: 1", "dir/job.yaml:15:3: batch.lr: unknown key; did you mean optimizer.lr?"},
         {"job:", "grad_acum: 8\njob:",
          "dir/job.yaml:1:1: grad_acum: unknown key; there are job, model, data, batch, precision, optimizer, schedule, "
-         "evaluation, control"},
+         "evaluation, control, verify"},
         {"job:", "job.steps: 3\njob:",
          "dir/job.yaml:1:1: job.steps: unknown key; sections are nested, not written with dots"},
         {"gpt", "gtp", "dir/job.yaml:4:9: model.type: gtp is not one of gpt, mlp, linear, tape; did you mean gpt?"},
@@ -791,8 +791,9 @@ static void fewer_micro_batches_than_ranks_are_refused(void **state)
 static void the_digest_is_that_of_the_work_not_of_the_place(void **state)
 {
     (void)state;
-    Gacc__V1__JobSpec *job = accepted(gpt), *moved = accepted_with(gpt, SETS("job.output=x", "control.timeout=3 s")),
+    Gacc__V1__JobSpec *job = accepted(gpt), *moved = accepted_with(gpt, SETS("job.output=x", "control.timeout=3 s", "verify=required")),
                       *other = accepted_with(gpt, SETS("optimizer.lr=3.0001e-4"));
+    assert_int_equal(moved->verify, GACC__V1__VERIFY__VERIFY_REQUIRED);
     assert_memory_equal(job->digest.data, moved->digest.data, 32);
     assert_memory_not_equal(job->digest.data, other->digest.data, 32);
     release(job);
