@@ -1,42 +1,64 @@
 #include "daemon/interruption.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/pidfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
 static struct {
     void (*taken)(void *context, const char *name);
     void *context;
-    sigset_t signals;
+    pid_t launcher;
+    int signals, launcher_end; /* signalfd; pidfd, or -1 */
 } watch;
 
-static void *wait_for_signal(void *unused)
+/* A launcher that ended before there was a pidfd is not our parent any more. */
+static bool launcher_is_gone(void)
+{
+    return watch.launcher && getppid() != watch.launcher;
+}
+
+static void *wait_for_any(void *unused)
 {
     (void)unused;
-    int number;
-    while (sigwait(&watch.signals, &number)) {
+    struct pollfd ends[] = {{.fd = watch.signals, .events = POLLIN}, {.fd = watch.launcher_end, .events = POLLIN}};
+    struct signalfd_siginfo taken;
+    char name[32] = INTERRUPTION_LAUNCHER;
+    while (!launcher_is_gone()) {
+        if (poll(ends, 2, -1) <= 0 || !ends[0].revents) continue;
+        if (read(watch.signals, &taken, sizeof taken) != sizeof taken) continue;
+        snprintf(name, sizeof name, "SIG%s", sigabbrev_np((int)taken.ssi_signo));
+        break;
     }
-    char name[16];
-    snprintf(name, sizeof name, "SIG%s", sigabbrev_np(number));
     watch.taken(watch.context, name);
     return NULL;
 }
 
-int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error)
+int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,
+                       struct error *error)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
     watch.taken = taken;
     watch.context = context;
-    sigemptyset(&watch.signals);
+    watch.launcher = launcher;
+    watch.launcher_end = launcher ? pidfd_open(launcher, 0) : -1;
+    sigset_t signals;
+    sigemptyset(&signals);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction action; /* what is ignored would be taken, too, where it is blocked */
-        if (!sigaction(numbers[i], NULL, &action) && action.sa_handler != SIG_IGN)
-            sigaddset(&watch.signals, numbers[i]);
+        if (!sigaction(numbers[i], NULL, &action) && action.sa_handler != SIG_IGN) sigaddset(&signals, numbers[i]);
     }
-    pthread_sigmask(SIG_BLOCK, &watch.signals, NULL);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    watch.signals = signalfd(-1, &signals, SFD_CLOEXEC);
+    if (watch.signals < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot watch for signals");
     pthread_t thread;
-    int number = pthread_create(&thread, NULL, wait_for_signal, NULL);
+    int number = pthread_create(&thread, NULL, wait_for_any, NULL);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
     pthread_detach(thread);
     return 0;

@@ -1,15 +1,21 @@
 /*
- * The signals that ask a process to end. A thread of its own takes them, so that whoever is told may lock, write and
- * wait, which no signal handler may.
+ * What asks a process to end: signals, and the death of its launcher. A thread of its own takes them, so that whoever
+ * is told may lock, write and wait, which no signal handler may.
  */
 #ifndef GACC_INTERRUPTION_H
 #define GACC_INTERRUPTION_H
 
+#include <sys/types.h>
+
 #include "proto/error.h"
+
+#define INTERRUPTION_LAUNCHER "its launcher's end"
 
 /* Before any other thread is started: from here on SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, as far as they are not
  * ignored (nohup), no longer end the process. The first of them is told: once, on the thread, with a name such as
- * "SIGTERM" that stays for as long as `taken` has not returned. */
-int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error);
+ * "SIGTERM" that stays for as long as `taken` has not returned. The end of the process `launcher`, our parent, is told
+ * as INTERRUPTION_LAUNCHER; 0: there is none to watch. */
+int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,
+                       struct error *error);
 
 #endif

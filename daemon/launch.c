@@ -34,8 +34,9 @@
 #define LEAVE_MICROSECONDS 100000
 /* Of two ranks that end at once it takes either one's status: it is to see the death that a farewell is about first. */
 #define DEATH_FIRST_MICROSECONDS 200000
-/* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. */
-#define YIELD_MICROSECONDS 1500000
+/* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. Rank 0
+ * may be late, takes up to half a second to clear up, and mpirun one. */
+#define YIELD_SECONDS 5
 /* An interrupted rank's patience with its coordinator. */
 #define FAREWELL_SECONDS 1
 
@@ -56,6 +57,7 @@ struct launch {
     char shared_memory[256];
     struct comm *comm;
 
+    pthread_mutex_t ending; /* of the thread that ends this process, before it has said all; never given back */
     pthread_mutex_t lock;
     enum stage stage;        /* under lock */
     const char *interrupted; /* under lock: by which signal; this rank leaves by itself */
@@ -231,31 +233,44 @@ static void say_last_words(const struct launch *launch, struct error *error)
     stand_in(launch, error);
 }
 
-/* Returns the signal that has asked this rank to end, or NULL. */
+/* Returns the signal that has asked this rank to end, or NULL. The coordinator may be lost before it is joined. */
 static const char *enter_stage(struct launch *launch, enum stage stage, struct control *control)
 {
     pthread_mutex_lock(&launch->lock);
-    launch->stage = stage;
-    launch->control = control;
+    if (launch->stage < stage) {
+        launch->stage = stage;
+        launch->control = control;
+    }
     const char *interrupted = launch->interrupted;
     pthread_mutex_unlock(&launch->lock);
     return interrupted;
 }
 
-void launch_stay(void)
+/* For whatever is not an end in order: of the threads that see a reason the first goes on, and the process ends before
+ * another does, so that a last line, a result and the clearing up are whole and there is one of each. */
+static const char *begin_ending(struct launch *launch)
+{
+    pthread_mutex_lock(&launch->ending);
+    return enter_stage(launch, STAGE_ENDING, NULL);
+}
+
+bool launch_stay(void)
 {
     const struct timespec limit = {.tv_sec = ALONE_SECONDS};
     sigset_t told;
     sigemptyset(&told);
     sigaddset(&told, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &told, NULL);
-    if (sigtimedwait(&told, NULL, &limit) > 0) usleep(LEAVE_MICROSECONDS);
+    if (sigtimedwait(&told, NULL, &limit) < 0) return false;
+    usleep(LEAVE_MICROSECONDS);
+    return true;
 }
 
-/* SIGTERM is how a launcher tells to go. Another signal that it passes on reaches all ranks: rank 0 goes first. */
+/* SIGTERM is how a launcher tells to go; one that is gone tells nobody. Another signal that it passes on reaches all
+ * ranks: rank 0 goes first. */
 __attribute__((noreturn)) static void leave(const struct launch *launch, const char *signal)
 {
-    if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM"))
+    if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM") || !strcmp(signal, INTERRUPTION_LAUNCHER))
         usleep(LEAVE_MICROSECONDS);
     else
         launch_stay();
@@ -294,6 +309,12 @@ static bool tell_coordinator(const struct launch *launch, const char *signal, co
     return control_client_interrupt(launch->control, signal, &refusal.hello);
 }
 
+/* A coordinator that died after its last word, while ranks were still in MPI_Finalize, leaves to rank 0 what it has. */
+static void clear_up_after(const struct coordinator_link *coordinator, const struct leftovers *leftovers)
+{
+    if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0) leftovers_remove(leftovers);
+}
+
 /* On a thread of its own. A launcher that ends the job signals all ranks; of those that have no line to the coordinator
  * rank 0 speaks. */
 static void on_interruption(void *context, const char *signal)
@@ -307,10 +328,12 @@ static void on_interruption(void *context, const char *signal)
     bool told = tell_coordinator(launch, signal, &why);
     pthread_mutex_unlock(&launch->lock);
     if (told) sleep(FAREWELL_SECONDS); /* on_farewell leaves */
+    begin_ending(launch);
     if (stage < STAGE_JOINED && launch->place.rank == 0) {
         if (stage == STAGE_COORDINATED) say_last_words(launch, &why);
         complain_as_rank(launch, why.text);
     }
+    if (stage > STAGE_STARTING && launch->place.rank == 0) clear_up_after(&launch->coordinator, &launch->leftovers);
     leave(launch, signal);
 }
 
@@ -319,7 +342,7 @@ static void on_interruption(void *context, const char *signal)
 static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 {
     struct launch *launch = context;
-    const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
+    const char *interrupted = begin_ending(launch);
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
     if (interrupted) leave(launch, interrupted); /* a launcher that ends the job does not hear of an abort */
@@ -331,7 +354,7 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
 static void on_lost(void *context, const struct error *error)
 {
     struct launch *launch = context;
-    const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
+    const char *interrupted = begin_ending(launch);
     if (launch->place.rank == 0) {
         complain_as_rank(launch, error->text);
         stand_in(launch, error);
@@ -420,11 +443,14 @@ static int finish(const struct launch *launch, struct control *control, int stat
 /* Where the coordinator is out of reach nobody says who speaks: rank 0, if it is in the same trouble. */
 static void end_unheard(struct launch *launch, struct error *error)
 {
-    enter_stage(launch, STAGE_ENDING, NULL);
-    if (launch->place.rank == 0)
+    enter_stage(launch, STAGE_ENDING, NULL); /* a rank that waits may be told to go */
+    if (launch->place.rank == 0) {
+        begin_ending(launch);
         say_last_words(launch, error);
-    else
-        usleep(YIELD_MICROSECONDS);
+    } else {
+        sleep(YIELD_SECONDS);
+        begin_ending(launch);
+    }
     complain_as_rank(launch, error->text);
     comm_abort(launch->comm, (int)error->status);
 }
@@ -457,7 +483,8 @@ static void end_coordinator(const struct launch *launch)
 
 int launch_run(const struct launch_options *options)
 {
-    static struct launch launch = {.lock = PTHREAD_MUTEX_INITIALIZER}; /* outlives us: an interruption may look at it */
+    /* outlives us: an interruption may look at it */
+    static struct launch launch = {.ending = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER};
     launch.options = options;
     struct error error;
     signal(SIGPIPE, SIG_IGN); /* what cannot be written is an error that says so, not a death */
@@ -466,7 +493,7 @@ int launch_run(const struct launch_options *options)
     const bool is_first = launch.place.rank == 0;
     if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
         launch.shared_memory[0] = '\0';
-    if (!status) status = interruption_watch(on_interruption, &launch, &error);
+    if (!status) status = interruption_watch(place_launcher(), on_interruption, &launch, &error);
     if (!status && is_first) status = prepare_job(&launch, &error);
     if (status) {
         complain(error.text);
@@ -476,8 +503,10 @@ int launch_run(const struct launch_options *options)
     status = launch_open_transport(&launch.comm, &launch.place, launch.shared_memory, &error);
     if (!status) status = take_invitation(&launch, &error);
     if (status) { /* the ranks are not together: no order to end in */
-        enter_stage(&launch, STAGE_ENDING, NULL);
-        if (!is_first) launch_stay();
+        if (is_first)
+            begin_ending(&launch);
+        else if (launch_stay())
+            return (int)error.status; /* rank 0 has said it */
         if (is_first && !launch.finished) say_last_words(&launch, &error);
         complain_as_rank(&launch, error.text);
         if (is_first && !launch.finished) end_coordinator(&launch);

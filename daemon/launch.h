@@ -27,7 +27,8 @@ int launch_open_transport(struct comm **comm, const struct place *place, const c
 /* Collective: all ranks have come to their end in order. */
 void launch_close_transport(struct comm *comm, const struct place *place);
 
-/* For a rank other than 0 that fails, and lets rank 0 say so: until the launcher ends it, three seconds at most. */
-void launch_stay(void);
+/* For a rank other than 0 that fails, and lets rank 0 say so: until the launcher ends it, three seconds at most.
+ * Returns whether it has been told to go. */
+bool launch_stay(void);
 
 #endif

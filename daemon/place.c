@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,4 +148,11 @@ bool place_session_directory(char *path, size_t size, pid_t *owner)
     *owner = pid;
     int length = snprintf(path, size, "%s", text);
     return length > 0 && (size_t)length < size;
+}
+
+pid_t place_launcher(void)
+{
+    char path[PATH_MAX];
+    pid_t owner;
+    return place_session_directory(path, sizeof path, &owner) && owner == getppid() ? owner : 0;
 }

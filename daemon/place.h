@@ -43,5 +43,7 @@ void place_shared_memory_use(const struct place *place, const char *path);
 /* What a launcher that is killed leaves behind: its session directory, to be removed when the process `owner` is gone.
  * False: not known. */
 bool place_session_directory(char *path, size_t size, pid_t *owner);
+/* mpirun's process id where it started this process itself; else 0. */
+pid_t place_launcher(void);
 
 #endif

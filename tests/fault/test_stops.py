@@ -98,6 +98,43 @@ class Stops(faults.Faults):
             self.check_result(70, "the coordinator is gone")
             self.check_nothing_is_left()
 
+    def test_a_launcher_killed_before_mpi_has_started(self):
+        """Open MPI does not notice it there: rank 0 waits for the job file, rank 1 for rank 0."""
+        os.mkfifo(os.path.join(self.directory, "pipe"))
+        writer = os.open(os.path.join(self.directory, "pipe"), os.O_RDWR)
+        self.addCleanup(os.close, writer)
+        running = self.start("pipe")
+        harness.until(lambda: len(running.ranks()) == 2, 20, "both ranks")
+        for pid in running.ranks().values():
+            harness.until(lambda: blocks(pid, signal.SIGTERM), 5, "a blocked signal")
+        os.kill(running.process.pid, signal.SIGKILL)
+        self.ended(running, time.monotonic())
+        for name in os.listdir(self.temporary):
+            self.assertTrue(name.startswith("ompi."), name)  # there was no coordinator yet to remove the session
+            shutil.rmtree(os.path.join(self.temporary, name))
+
+    def test_a_signal_while_rank_0_stands_in(self):
+        """It does not cut short what rank 0 does for a coordinator that is gone."""
+        running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
+        rank_0 = running.ranks()[0]
+        os.kill(running.connection()["pid"], signal.SIGKILL)
+        harness.until(lambda: "the coordinator is gone" in running.said()[1], 5, "a line of rank 0")
+        os.kill(rank_0, signal.SIGTERM)
+        self.check_line(self.ended(running, time.monotonic()), 70, "rank 0: the coordinator is gone")
+        self.check_result(70, "the coordinator is gone")
+        self.check_nothing_is_left()
+
+    def test_only_rank_0_says_that_the_coordinator_is_out_of_reach(self):
+        """However long its launcher takes to tell the others to go."""
+        running = self.start(self.gpt(steps=faults.FOREVER))
+        harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 20, "a coordinator")
+        os.kill(running.connection()["pid"], signal.SIGKILL)
+        harness.until(lambda: "the coordinator is gone" in running.said()[1], 20, "a line of rank 0")
+        os.kill(running.process.pid, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(running.process.pid, signal.SIGCONT)
+        self.check_line(self.ended(running, time.monotonic()), 70, "rank 0: the coordinator is gone")
+
     def test_a_coordinator_killed_as_soon_as_it_lives(self):
         job = self.gpt(steps=faults.FOREVER)
         for _ in range(5):
