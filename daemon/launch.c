@@ -131,7 +131,6 @@ static int start_coordinator(struct launch *launch, struct error *error)
     int status = coordinator_start(&launch->coordinator, &options, &ready, &launch->leftovers, error);
     if (status) return status;
     launch->finished = ready.finished;
-    if (ready.finished) return 0; /* there is no coordinator any more; *leftovers is for us to remove */
     snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
     memcpy(launch->secret, ready.secret, SECRET_BYTES);
     int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
@@ -509,7 +508,7 @@ int launch_run(const struct launch_options *options)
             return (int)error.status; /* rank 0 has said it */
         if (is_first && !launch.finished) say_last_words(&launch, &error);
         complain_as_rank(&launch, error.text);
-        if (is_first && !launch.finished) end_coordinator(&launch);
+        if (is_first) end_coordinator(&launch);
         return (int)error.status;
     }
     if (!launch.finished)
@@ -518,8 +517,7 @@ int launch_run(const struct launch_options *options)
         fprintf(stderr, "gaccd: %s: already finished\n", launch.job->job->output);
 
     launch_close_transport(launch.comm, &launch.place);
-    if (is_first && !launch.finished) end_coordinator(&launch);
-    if (is_first && launch.finished) leftovers_remove(&launch.leftovers);
+    if (is_first) end_coordinator(&launch);
     if (!status && is_first && launch.has_terminal)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
                launch.job->job->output);

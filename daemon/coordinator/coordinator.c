@@ -291,6 +291,17 @@ static void close_all(struct coordinator *coordinator)
     free(coordinator->line_buffer);
 }
 
+/* A job that an earlier start has finished: its ranks still meet to end together, and may die on the way. */
+static void outlive_rank_0(int life, const struct leftovers *leftovers)
+{
+    char words[sizeof(struct error)];
+    ssize_t length;
+    do length = read(life, words, sizeof words);
+    while (length > 0 || (length < 0 && errno == EINTR));
+    leftovers_remove(leftovers);
+    leftovers_remove_session(leftovers);
+}
+
 static void coordinator_process(const struct coordinator_options *options, int life, int notes)
 {
     detach(&life, &notes);
@@ -311,7 +322,12 @@ static void coordinator_process(const struct coordinator_options *options, int l
         fill_ready(coordinator, &ready);
     }
     say_ready(notes, &ready);
-    if (ready.error.status || ready.finished) return;
+    if (ready.error.status) return;
+    if (ready.finished) {
+        coordinator->leftovers.connection[0] = '\0'; /* somebody else's, perhaps */
+        outlive_rank_0(life, &coordinator->leftovers);
+        return;
+    }
     uv_run(&coordinator->loop, UV_RUN_DEFAULT);
     close_all(coordinator);
 }
@@ -345,7 +361,7 @@ static int start_process(struct coordinator_link *link, const struct coordinator
     link->life = life[1];
     link->notes = notes[0];
     int status = read_ready(link->notes, ready, error);
-    if (!status && !ready->finished) return 0;
+    if (!status) return 0;
     close(link->life);
     close(link->notes);
     waitpid(link->pid, NULL, 0);
@@ -363,11 +379,10 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
     *leftovers = all.leftovers;
     status = start_process(link, &all, ready, error);
     if (ready->socket[0]) snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
-    if (!status && !ready->finished) return 0;
-    if (status && ready->opening) /* killed in between: the run directory was ours */
-        write_failed_start(options->job, error);
-    else
-        leftovers->connection[0] = '\0'; /* somebody else's, perhaps */
+    const bool is_ours = ready->opening || (!status && !ready->finished);
+    if (!is_ours) leftovers->connection[0] = '\0'; /* somebody else's, perhaps */
+    if (!status) return 0;
+    if (ready->opening) write_failed_start(options->job, error); /* killed in between: the run directory was ours */
     leftovers_remove(leftovers);
     return status;
 }

@@ -30,9 +30,9 @@ struct coordinator_options {
  * directory is ours and when the socket is there, so that rank 0 can clean up should the process die; and when the
  * coordinator is ready. */
 struct coordinator_ready {
-    bool opening;       /* there is more to come */
-    struct error error; /* status 0: ready */
-    bool finished;      /* the job was done by an earlier start: nothing runs, the process has ended */
+    bool opening;                            /* there is more to come */
+    struct error error;                      /* status 0: ready */
+    bool finished;                           /* the job was done by an earlier start: it only clears up in the end */
     char addresses[LISTENERS_ADDRESSES_MAX]; /* for workers */
     char socket[108];
     uint8_t secret[SECRET_BYTES];

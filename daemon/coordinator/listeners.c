@@ -3,12 +3,14 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -19,21 +21,17 @@ static int fail(struct error *error, const char *key, const char *address, const
     return error_set(error, STATUS_UNAVAILABLE, "%s: %s: %s", key, address, why);
 }
 
-/* A directory that only we can enter, for a socket whose path fits sun_path. */
-static int make_socket_directory(struct leftovers *leftovers, struct error *error)
+/* A name that nobody else has, and with which a socket's path fits sun_path. */
+static int name_socket_directory(struct leftovers *leftovers, struct error *error)
 {
+    uint64_t name;
+    if (getrandom(&name, sizeof name, 0) != sizeof name)
+        return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    size_t size = sizeof leftovers->socket_directory;
-    if (runtime && runtime[0] == '/' && strlen(runtime) < 60) {
-        snprintf(leftovers->socket_directory, size, "%s/gaccd-XXXXXX", runtime);
-        if (mkdtemp(leftovers->socket_directory)) return 0;
-    }
-    snprintf(leftovers->socket_directory, size, "/tmp/gaccd-%u-XXXXXX", (unsigned)getuid());
-    if (mkdtemp(leftovers->socket_directory)) return 0;
-    int number = errno;
-    leftovers->socket_directory[0] = '\0';
-    return error_set_errno(error, STATUS_UNAVAILABLE, number,
-                           "control.listen: cannot make a directory for the socket in /tmp");
+    const bool usable = runtime && runtime[0] == '/' && strlen(runtime) < 60 && !access(runtime, W_OK | X_OK);
+    snprintf(leftovers->socket_directory, sizeof leftovers->socket_directory, "%s/gaccd-%016" PRIx64,
+             usable ? runtime : "/tmp", name);
+    return 0;
 }
 
 static bool uses_own_socket(const Gacc__V1__ControlSection *control, bool one_host)
@@ -47,7 +45,7 @@ int listeners_prepare(const Gacc__V1__ControlSection *control, bool one_host, st
 {
     leftovers->socket_directory[0] = leftovers->socket[0] = '\0';
     if (!uses_own_socket(control, one_host)) return 0;
-    int status = make_socket_directory(leftovers, error);
+    int status = name_socket_directory(leftovers, error);
     if (!status)
         snprintf(leftovers->socket, sizeof leftovers->socket, "%.90s/control.sock", leftovers->socket_directory);
     return status;
@@ -84,6 +82,10 @@ static int listen_unix(struct listeners *listeners, struct connections *connecti
 {
     char path[sizeof leftovers->socket];
     if (!strcmp(address, "unix:auto")) {
+        if (mkdir(leftovers->socket_directory, 0700))
+            return error_set_errno(error, STATUS_UNAVAILABLE, errno,
+                                   "control.listen: cannot make the directory %s for the socket",
+                                   leftovers->socket_directory);
         snprintf(path, sizeof path, "%s", leftovers->socket);
     } else {
         const char *given = address + strlen("unix:");

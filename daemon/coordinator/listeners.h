@@ -19,8 +19,8 @@ struct listeners {
     char workers[LISTENERS_ADDRESSES_MAX]; /* unix:PATH, or tcp://HOST:PORT and others that may reach us, with commas */
 };
 
-/* Before the coordinator's process is there, so that rank 0 knows what to remove whenever that dies: makes the
- * directory of the socket, where there is to be one, and notes it in *leftovers. */
+/* Before the coordinator's process is there, so that each of the two knows what to remove whenever the other dies:
+ * names the directory of the socket, where there is to be one, in *leftovers. It is made by listeners_open. */
 int listeners_prepare(const Gacc__V1__ControlSection *control, bool one_host, struct leftovers *leftovers,
                       struct error *error);
 /* Fails with 69 and "control.KEY: ADDRESS: why". The unix socket is noted in *leftovers. */

@@ -113,6 +113,18 @@ class Stops(faults.Faults):
             self.assertTrue(name.startswith("ompi."), name)  # there was no coordinator yet to remove the session
             shutil.rmtree(os.path.join(self.temporary, name))
 
+    def test_a_death_while_a_finished_job_starts_again(self):
+        job = self.tape()
+        self.assertEqual(self.run_job(job).status, 0)
+        before = self.result()
+        command = self.command(job, 1, [], "run")
+        running = harness.Running(self, [*command, ":", "-n", "1", "sleep", "100"], "run")
+        harness.until(lambda: 0 in running.ranks() and self.unused_shared_memory(), 20, "rank 0 on its way into MPI")
+        os.kill(running.ranks()[0], signal.SIGKILL)
+        self.ended(running, time.monotonic())
+        self.check_nothing_is_left()
+        self.assertEqual(self.result(), before)
+
     def test_a_signal_while_rank_0_stands_in(self):
         """It does not cut short what rank 0 does for a coordinator that is gone."""
         running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
