@@ -255,6 +255,7 @@ static const char *begin_ending(struct launch *launch)
 
 bool launch_stay(void)
 {
+    if (place_launcher_is_gone()) return true;
     const struct timespec limit = {.tv_sec = ALONE_SECONDS};
     sigset_t told;
     sigemptyset(&told);

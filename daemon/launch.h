@@ -28,7 +28,7 @@ int launch_open_transport(struct comm **comm, const struct place *place, const c
 void launch_close_transport(struct comm *comm, const struct place *place);
 
 /* For a rank other than 0 that fails, and lets rank 0 say so: until the launcher ends it, three seconds at most.
- * Returns whether it has been told to go. */
+ * Returns whether it has been told to go, or nobody is left to tell it. */
 bool launch_stay(void);
 
 #endif

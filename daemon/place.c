@@ -3,10 +3,12 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -119,12 +121,13 @@ bool place_shared_memory_path(const struct place *place, char *path, size_t size
     return length > 0 && (size_t)length < size;
 }
 
-/* A job that is refused ends the waiting by the launcher's signal. */
+/* A job that is refused ends the waiting by the launcher's signal; a launcher that died as soon as it had started us
+ * has had none for us, nor is it watched. */
 static bool wait_for_directory(const char *path)
 {
     const struct timespec millisecond = {.tv_nsec = 1000000};
     struct stat facts;
-    for (int i = 0; i < 10000; i++) {
+    for (int i = 0; i < 10000 && !place_launcher_is_gone(); i++) {
         if (!lstat(path, &facts)) return S_ISDIR(facts.st_mode) && facts.st_uid == getuid();
         nanosleep(&millisecond, NULL);
     }
@@ -155,4 +158,21 @@ pid_t place_launcher(void)
     char path[PATH_MAX];
     pid_t owner;
     return place_session_directory(path, sizeof path, &owner) && owner == getppid() ? owner : 0;
+}
+
+bool place_launcher_is_gone(void)
+{
+    char path[PATH_MAX];
+    pid_t owner;
+    return place_session_directory(path, sizeof path, &owner) && place_is_gone(owner);
+}
+
+bool place_is_gone(pid_t process)
+{
+    int fd = pidfd_open(process, 0);
+    if (fd < 0) return errno == ESRCH;
+    struct pollfd end = {.fd = fd, .events = POLLIN}; /* readable once it has ended */
+    bool gone = poll(&end, 1, 0) == 1;
+    close(fd);
+    return gone;
 }

@@ -45,5 +45,10 @@ void place_shared_memory_use(const struct place *place, const char *path);
 bool place_session_directory(char *path, size_t size, pid_t *owner);
 /* mpirun's process id where it started this process itself; else 0. */
 pid_t place_launcher(void);
+/* Whether mpirun, on its host, is gone: nobody waits for anything, and MPI does not start. A process in another
+ * container may think so without cause. */
+bool place_launcher_is_gone(void);
+/* Whether a process has ended, reaped or not. */
+bool place_is_gone(pid_t process);
 
 #endif

@@ -2,13 +2,13 @@
 
 #include <errno.h>
 #include <ftw.h>
-#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "daemon/place.h"
 
 static int remove_entry(const char *path, const struct stat *facts, int type, struct FTW *walk)
 {
@@ -33,16 +33,6 @@ static void remove_shared_memory(const char *path)
     remove_tree(path);
 }
 
-static bool is_gone(pid_t process)
-{
-    int fd = pidfd_open(process, 0);
-    if (fd < 0) return errno == ESRCH;
-    struct pollfd end = {.fd = fd, .events = POLLIN}; /* readable once it has ended, reaped or not */
-    bool gone = poll(&end, 1, 0) == 1;
-    close(fd);
-    return gone;
-}
-
 void leftovers_remove(const struct leftovers *leftovers)
 {
     if (leftovers->connection[0]) {
@@ -58,7 +48,7 @@ void leftovers_remove(const struct leftovers *leftovers)
 
 void leftovers_remove_session(const struct leftovers *leftovers)
 {
-    if (!leftovers->session_directory[0] || !is_gone(leftovers->launcher)) return;
+    if (!leftovers->session_directory[0] || !place_is_gone(leftovers->launcher)) return;
     remove_tree(leftovers->session_directory);
     char parent[sizeof leftovers->session_directory];
     snprintf(parent, sizeof parent, "%s", leftovers->session_directory);

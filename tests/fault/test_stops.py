@@ -113,6 +113,17 @@ class Stops(faults.Faults):
             self.assertTrue(name.startswith("ompi."), name)  # there was no coordinator yet to remove the session
             shutil.rmtree(os.path.join(self.temporary, name))
 
+    def test_a_launcher_killed_before_its_ranks_begin(self):
+        """Rank 0 has come and gone, and its directory with it, when rank 1 looks for it."""
+        late = 'sleep $((1 + OMPI_COMM_WORLD_RANK)); exec "$@"'
+        gaccd = self.command(self.gpt(steps=faults.FOREVER), 0, [], "run")
+        running = harness.Running(self, ["mpirun", "-n", "2", "bash", "-c", late, "bash", *gaccd], "run")
+        harness.until(lambda: len(self.processes()) >= 5, 20, "two ranks asleep")
+        os.kill(running.process.pid, signal.SIGKILL)
+        self.ended(running, time.monotonic() + 2)
+        self.check_nothing_is_left()
+        self.assertEqual(self.result()["exit"], 70)
+
     def test_a_death_while_a_finished_job_starts_again(self):
         job = self.tape()
         self.assertEqual(self.run_job(job).status, 0)
