@@ -304,14 +304,12 @@ static uint32_t ragged_micro(uint32_t sequences, uint32_t wanted, uint32_t ranks
     return 1;
 }
 
-int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
-               struct error *error)
+static int choose_probe(struct suite *suite, uint64_t sequences, struct error *error)
 {
-    *suite = (struct suite){.job = job, .launcher = launcher};
     struct probe *probe = &suite->probe;
-    const uint32_t ranks = launcher ? launcher->ranks : 1;
+    const uint32_t ranks = suite->launcher ? suite->launcher->ranks : 1;
     uint32_t micro = 0;
-    int result = count_sequences(job, &probe->available, error);
+    int result = count_sequences(suite->job, &probe->available, error);
     if (!result) result = affordable_micro(suite, ranks, &micro, error);
     if (result) return result;
     if (sequences > probe->available)
@@ -321,6 +319,15 @@ int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *l
     probe->sequences = (uint32_t)(sequences < probe->available ? sequences : probe->available);
     probe->micro = ragged_micro(probe->sequences, micro, ranks > 2 ? ranks : 2);
     return 0;
+}
+
+int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
+               struct error *error)
+{
+    *suite = (struct suite){.job = job, .launcher = launcher};
+    int result = choose_probe(suite, sequences, error);
+    if (result) suite_close(suite);
+    return result;
 }
 
 void suite_open_faulty(struct suite *suite, const struct suite *sound, const struct faults *faults,
@@ -336,4 +343,5 @@ void suite_close(struct suite *suite)
 {
     for (size_t i = 0; i < SUITE_TRIALS; i++)
         if (suite->trials[i].used) trial_free(&suite->trials[i].trial);
+    *suite = (struct suite){0};
 }

@@ -56,7 +56,8 @@ struct suite {
 };
 
 /* Chooses the probe: `sequences` of them, 0: four micro-batches of the job for every rank and one sequence more, fewer
- * where that many would take too long or more memory than the job itself. Errors are the job's. */
+ * where that many would take too long or more memory than the job itself. Errors are the job's; then there is nothing
+ * to close. */
 int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
                struct error *error);
 /* The same probe for trials with faults, by threads only; its yardsticks are measured anew. */
