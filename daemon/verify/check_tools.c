@@ -179,7 +179,7 @@ uint32_t suite_ranks(const struct suite *suite)
 }
 
 /* Where a gradient is nothing but noise AdamW follows the sign of the noise: such elements are left out. */
-static struct tolerance of_adamw(const struct trial *right, double floor)
+struct tolerance check_adamw_tolerance(const struct trial *right, double floor)
 {
     const double norm = measure_distance(right->gradient, NULL, right->parameters);
     return (struct tolerance){ABSOLUTE, RELATIVE, right->gradient,
@@ -188,7 +188,7 @@ static struct tolerance of_adamw(const struct trial *right, double floor)
 
 void check_judge_adamw(struct check *check, const struct trial *a, const struct trial *b, double floor)
 {
-    const struct tolerance tolerance = of_adamw(b, floor);
+    const struct tolerance tolerance = check_adamw_tolerance(b, floor);
     const struct closeness found = measure_closeness(a->after, b->after, b->parameters, &tolerance);
     check_judge(check, found.outside, ADAMW_OUTSIDE);
     check_say(check, "share outside 1e-5 + 1e-4·|parameter|; %zu gradients of nothing but noise left out",

@@ -74,6 +74,8 @@ __attribute__((format(printf, 2, 3))) int check_skip(struct check *check, const 
 void check_judge(struct check *check, double measured, double allowed);
 /* One of several expectations: the check measures how many are not met, and says the first. */
 __attribute__((format(printf, 3, 4))) void check_expect(struct check *check, bool met, const char *format, ...);
+/* allclose, without the elements whose gradient is nothing but noise: there AdamW follows the sign of the noise. */
+struct tolerance check_adamw_tolerance(const struct trial *right, double floor);
 /* Parameters after one AdamW step, by the share outside of allclose; b is right, floor that of its gradient. */
 void check_judge_adamw(struct check *check, const struct trial *a, const struct trial *b, double floor);
 /* True when the check is settled: fp16 holds the gradients of the probe at no scale. */

@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
 #define SHIFT 1e-5 /* of the parameters' norm, for a central difference in fp64 */
 
@@ -26,17 +27,48 @@ int check_sgd_step(struct suite *suite, struct check *check, struct error *error
     return 0;
 }
 
+/* The largest decay of any tensor: by how much of itself a parameter may shrink beside the step. */
+static double largest_decay(const Gacc__V1__OptimizerSection *optimizer)
+{
+    double most = optimizer->weight_decay;
+    for (size_t i = 0; i < optimizer->n_groups; i++) most = fmax(most, optimizer->groups[i]->weight_decay);
+    return most;
+}
+
+/* The first step of AdamW is w − lr·g/(|g| + eps), moments being corrected for their beginning, and the decay. */
+static int first_adamw_step(const struct suite *suite, const struct trial *trial, double floor, double *outside,
+                            struct error *error)
+{
+    const Gacc__V1__OptimizerSection *optimizer = suite->job->optimizer;
+    const bool is_adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    const double eps = is_adamw ? optimizer->eps : 1e-8; /* as suite.c has it */
+    struct tolerance tolerance = check_adamw_tolerance(trial, floor);
+    double *expected = malloc(trial->parameters * sizeof *expected);
+    if (!expected) return error_set(error, STATUS_INTERNAL, "out of memory for a step");
+    for (uint64_t i = 0; i < trial->parameters; i++)
+        expected[i] = trial->before[i] - ADAMW_RATE * trial->gradient[i] / (fabs(trial->gradient[i]) + eps);
+    tolerance.relative += ADAMW_RATE * largest_decay(optimizer);
+    *outside = measure_closeness(trial->after, expected, trial->parameters, &tolerance).outside;
+    free(expected);
+    return 0;
+}
+
 int check_adamw_step(struct suite *suite, struct check *check, struct error *error)
 {
     struct variant variant = variant_split(suite, FP32, suite_ranks(suite)), right = variant_undivided(suite, FP32);
     variant.adamw = right.adamw = 1;
     variant.rate = right.rate = ADAMW_RATE;
-    double floor;
+    double floor, outside = 0;
     int result = yardstick_floor(suite, FP32, 0, &floor, error);
     const struct trial *a = result ? NULL : suite_applied(suite, &variant, 0, error);
     const struct trial *b = a ? suite_applied(suite, &right, 0, error) : NULL;
     if (!b) return -(int)error->status;
     check_judge_adamw(check, a, b, floor);
+    if (!check->pass) return 0;
+    if ((result = first_adamw_step(suite, a, floor, &outside, error))) return result;
+    if (outside <= check->measured) return 0;
+    check_judge(check, outside, check->allowed);
+    check_say(check, "share that is not w − lr·g/(|g| + eps) within 1e-5 + 1e-4·|w|");
     return 0;
 }
 
