@@ -9,8 +9,8 @@
  * every result of type compute is rounded once, when it is stored (so fp16 overflows to infinity beyond 65504).
  *
  * Shapes are row-major. Buffers are the caller's and do not overlap unless a parameter says so. Kernels keep no state
- * but scratch memory, so one `struct kernels` serves one caller at a time; same inputs, shapes and thread count give the
- * same bits. No kernel fails: sizes are checked by the caller, scratch memory is taken in kernels_open and does not
+ * but scratch memory, so one `struct kernels` serves one caller at a time; same inputs, shapes and thread count give
+ * the same bits. No kernel fails: sizes are checked by the caller, scratch memory is taken in kernels_open and does not
  * depend on shapes; a call of size 0 does nothing. A target or row of weight 0 is skipped, never multiplied.
  */
 #ifndef GACC_KERNELS_H
@@ -41,7 +41,8 @@ enum activation { ACTIVATE_NONE, ACTIVATE_RELU, ACTIVATE_TANH, ACTIVATE_GELU, AC
 struct linear_shape {
     size_t rows, in, out;
     enum weight_layout layout;
-    size_t stride; /* from row to row of y, pre and dy, ≥ out (the logits' rows are longer than the vocabulary); 0: out */
+    size_t
+        stride; /* from row to row of y, pre and dy, ≥ out (the logits' rows are longer than the vocabulary); 0: out */
 };
 
 /* Causal self-attention of `batch` sequences: qkv [batch, context, 3·heads·head_size] as GPT-2 packs it (all q, all k,
@@ -50,11 +51,11 @@ struct attention_shape {
     size_t batch, context, heads, head_size;
 };
 
-/* Which dropout bits: Philox4x32-10 (Salmon et al. 2011). The key is the attempt-th output of SplitMix64 started at `seed`,
- * mix(seed + attempt·0x9E3779B97F4A7C15), as {low, high} words; the counter is {element / 4, site, sequence low, sequence
- * high}; the word used is output element mod 4. An element is kept iff (word >> 8)·2^-24 >= p; kept elements are multiplied
- * by 1/(1−p). `element` counts inside the sequence's own part of the tensor (< 2^34), so the bits do not depend on how the
- * global batch was cut. p = 0: nothing is drawn, nothing changes. */
+/* Which dropout bits: Philox4x32-10 (Salmon et al. 2011). The key is the attempt-th output of SplitMix64 started at
+ * `seed`, mix(seed + attempt·0x9E3779B97F4A7C15), as {low, high} words; the counter is {element / 4, site, sequence
+ * low, sequence high}; the word used is output element mod 4. An element is kept iff (word >> 8)·2^-24 >= p; kept
+ * elements are multiplied by 1/(1−p). `element` counts inside the sequence's own part of the tensor (< 2^34), so the
+ * bits do not depend on how the global batch was cut. p = 0: nothing is drawn, nothing changes. */
 struct dropout {
     double p;
     uint64_t seed;
@@ -72,7 +73,8 @@ enum optimizer_kind { OPTIMIZER_KIND_ADAMW, OPTIMIZER_KIND_SGD };
  * formed in double by the caller.
  *   adamw (Loshchilov & Hutter 2019, algorithm 2): w −= lr·decay·w; m, v, bias-corrected by `t` applied steps (this one
  *         counted); w −= lr·m̂/(√v̂ + eps)
- *   sgd   as PyTorch: g += decay·w; m = momentum·m + g (m = g at the first applied step, t = 1); w −= lr·m (momentum 0: lr·g, m unused) */
+ *   sgd   as PyTorch: g += decay·w; m = momentum·m + g (m = g at the first applied step, t = 1); w −= lr·m (momentum 0:
+ * lr·g, m unused) */
 struct update {
     enum optimizer_kind kind;
     double lr, beta1, beta2, eps, momentum, weight_decay;
@@ -84,7 +86,8 @@ struct update {
 struct gradient_check {
     bool finite;
     double sum_squares_scaled; /* Σ g² */
-    double sum_squares;        /* Σ (g·inverse_scale)²: formed per element, so that it is finite where Σ g² is not an fp32 number */
+    double sum_squares; /* Σ (g·inverse_scale)²: formed per element, so that it is finite where Σ g² is not an fp32
+                           number */
 };
 
 struct kernels;
@@ -104,15 +107,16 @@ struct kernel_table {
     void (*close)(struct kernels *);
 
     /* --- products ------------------------------------------------------------------------------------------- */
-    /* y[rows,out] = activate(x·W + bias). bias may be NULL. When activation is not NONE and pre is not NULL, pre[rows,out] =
-     * x·W + bias, rounded, is stored too and the activation is taken of the rounded value. */
-    void (*linear_forward)(struct kernels *, compute *y, compute *pre, const compute *x, const compute *w, const compute *bias,
-                           struct linear_shape shape, enum activation activation);
-    /* dx[rows,in] = dy·Wᵀ, times activate'(pre) elementwise when activation is not NONE (pre [rows,in] is the pre-activation
-     * of the layer below; NULL with NONE). With `activated` not NULL, activate(pre) is stored there once more, the same bits
-     * as linear_forward's y, so that no caller need keep it; it may be pre. */
-    void (*linear_backward_input)(struct kernels *, compute *dx, compute *activated, const compute *dy, const compute *w,
-                                  const compute *pre, struct linear_shape shape, enum activation activation);
+    /* y[rows,out] = activate(x·W + bias). bias may be NULL. When activation is not NONE and pre is not NULL,
+     * pre[rows,out] = x·W + bias, rounded, is stored too and the activation is taken of the rounded value. */
+    void (*linear_forward)(struct kernels *, compute *y, compute *pre, const compute *x, const compute *w,
+                           const compute *bias, struct linear_shape shape, enum activation activation);
+    /* dx[rows,in] = dy·Wᵀ, times activate'(pre) elementwise when activation is not NONE (pre [rows,in] is the
+     * pre-activation of the layer below; NULL with NONE). With `activated` not NULL, activate(pre) is stored there once
+     * more, the same bits as linear_forward's y, so that no caller need keep it; it may be pre. */
+    void (*linear_backward_input)(struct kernels *, compute *dx, compute *activated, const compute *dy,
+                                  const compute *w, const compute *pre, struct linear_shape shape,
+                                  enum activation activation);
     /* dw += xᵀ·dy in W's layout, dbias += column sums of dy (NULL: none); both wide, never rounded to compute. */
     void (*linear_backward_weight)(struct kernels *, wide *dw, wide *dbias, const compute *dy, const compute *x,
                                    struct linear_shape shape);
@@ -121,52 +125,60 @@ struct kernel_table {
     void (*add)(struct kernels *, compute *out, const compute *a, const compute *b, size_t n); /* out may be a or b */
     void (*activation_forward)(struct kernels *, compute *y, const compute *x, enum activation activation, size_t n);
     /* dx = dy·activate'(x); dx may be dy */
-    void (*activation_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x, enum activation activation, size_t n);
+    void (*activation_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x,
+                                enum activation activation, size_t n);
     /* out = keep ? x/(1−p) : 0, x [batch, elements]; the same call serves forward and backward. out may be x. */
-    void (*dropout)(struct kernels *, compute *out, const compute *x, const struct dropout *dropout, size_t batch, size_t elements);
+    void (*dropout)(struct kernels *, compute *out, const compute *x, const struct dropout *dropout, size_t batch,
+                    size_t elements);
 
     /* --- embedding: out[batch,context,width] = wte[token] + wpe[position] ------------------------------------- */
-    void (*embedding_forward)(struct kernels *, compute *out, const int32_t *tokens, const compute *wte, const compute *wpe,
-                              size_t batch, size_t context, size_t width);
+    void (*embedding_forward)(struct kernels *, compute *out, const int32_t *tokens, const compute *wte,
+                              const compute *wpe, size_t batch, size_t context, size_t width);
     void (*embedding_backward)(struct kernels *, wide *dwte, wide *dwpe, const compute *dout, const int32_t *tokens,
                                size_t batch, size_t context, size_t width);
 
     /* --- LayerNorm, eps 1e-5, over the last dimension; bias may be NULL ---------------------------------------- */
-    /* With `residual` not NULL: sum[rows,width] = x + residual, rounded, and y is the norm of sum; else sum is not written and
-     * y is the norm of x. mean, rstd: [rows]. */
+    /* With `residual` not NULL: sum[rows,width] = x + residual, rounded, and y is the norm of sum; else sum is not
+     * written and y is the norm of x. mean, rstd: [rows]. */
     void (*layernorm_forward)(struct kernels *, compute *y, compute *sum, wide *mean, wide *rstd, const compute *x,
-                              const compute *residual, const compute *weight, const compute *bias, size_t rows, size_t width);
-    /* dx = (dresidual or 0) + d/dx; x is what was normalised. dx may be dresidual. dweight, dbias +=. dbias may be NULL. */
+                              const compute *residual, const compute *weight, const compute *bias, size_t rows,
+                              size_t width);
+    /* dx = (dresidual or 0) + d/dx; x is what was normalised. dx may be dresidual. dweight, dbias +=. dbias may be
+     * NULL. */
     void (*layernorm_backward)(struct kernels *, compute *dx, const compute *dresidual, wide *dweight, wide *dbias,
-                               const compute *dy, const compute *x, const wide *mean, const wide *rstd, const compute *weight,
-                               size_t rows, size_t width);
+                               const compute *dy, const compute *x, const wide *mean, const wide *rstd,
+                               const compute *weight, size_t rows, size_t width);
 
     /* --- attention, by blocks, no context×context matrix in memory --------------------------------------------- */
-    /* out [batch,context,heads·head_size]; lse [batch,heads,context] log-sum-exp of each score row (of the undropped softmax);
-     * dropout on the probabilities: element = (head·context + query)·context + key. dropout may be NULL. */
-    void (*attention_forward)(struct kernels *, compute *out, wide *lse, const compute *qkv, const struct dropout *dropout,
-                              struct attention_shape shape);
-    void (*attention_backward)(struct kernels *, compute *dqkv, const compute *dout, const compute *out, const wide *lse,
-                               const compute *qkv, const struct dropout *dropout, struct attention_shape shape);
+    /* out [batch,context,heads·head_size]; lse [batch,heads,context] log-sum-exp of each score row (of the undropped
+     * softmax); dropout on the probabilities: element = (head·context + query)·context + key. dropout may be NULL. */
+    void (*attention_forward)(struct kernels *, compute *out, wide *lse, const compute *qkv,
+                              const struct dropout *dropout, struct attention_shape shape);
+    void (*attention_backward)(struct kernels *, compute *dqkv, const compute *dout, const compute *out,
+                               const wide *lse, const compute *qkv, const struct dropout *dropout,
+                               struct attention_shape shape);
 
     /* --- losses --------------------------------------------------------------------------------------------- */
-    /* logits [rows, stride], of which the first `classes` columns count. *loss_sum += Σ weight·ℓ (double; weight [rows] double).
-     * With seed (wide, [rows]: S·averaging·weight) not NULL the logits are replaced by their gradient (p − onehot)·seed, columns
-     * classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. A row one of whose logits is not finite has a
-     * NaN loss and gradient: what overflowed is not taken for a probability of 0. */
-    void (*cross_entropy)(struct kernels *, compute *logits, const int32_t *target, const double *weight, const wide *seed,
-                          size_t rows, size_t classes, size_t stride, double *loss_sum);
-    /* prediction, target [rows, outputs] (target double). ℓ = factor·Σ(ŷ−y)² per row (½: half_mse, 1/outputs: mse). gradient
-     * [rows, outputs] = 2·factor·(ŷ−y)·seed when seed is not NULL; may be prediction. */
-    void (*squared_error)(struct kernels *, compute *gradient, const compute *prediction, const double *target, const double *weight,
-                          const wide *seed, double factor, size_t rows, size_t outputs, double *loss_sum);
+    /* logits [rows, stride], of which the first `classes` columns count. *loss_sum += Σ weight·ℓ (double; weight [rows]
+     * double). With seed (wide, [rows]: S·averaging·weight) not NULL the logits are replaced by their gradient (p −
+     * onehot)·seed, columns classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. A row one of
+     * whose logits is not finite has a NaN loss and gradient: what overflowed is not taken for a probability of 0. */
+    void (*cross_entropy)(struct kernels *, compute *logits, const int32_t *target, const double *weight,
+                          const wide *seed, size_t rows, size_t classes, size_t stride, double *loss_sum);
+    /* prediction, target [rows, outputs] (target double). ℓ = factor·Σ(ŷ−y)² per row (½: half_mse, 1/outputs: mse).
+     * gradient [rows, outputs] = 2·factor·(ŷ−y)·seed when seed is not NULL; may be prediction. */
+    void (*squared_error)(struct kernels *, compute *gradient, const compute *prediction, const double *target,
+                          const double *weight, const wide *seed, double factor, size_t rows, size_t outputs,
+                          double *loss_sum);
 
     /* --- parameters, gradients, shards ----------------------------------------------------------------------- */
-    void (*cast)(struct kernels *, compute *out, const wide *in, size_t n); /* rounds to nearest even; out may be in for equal types */
+    void (*cast)(struct kernels *, compute *out, const wide *in,
+                 size_t n); /* rounds to nearest even; out may be in for equal types */
     void (*accumulate)(struct kernels *, wide *into, const compute *addend, size_t n); /* into += addend */
     struct gradient_check (*check)(struct kernels *, const wide *gradient, size_t n, double inverse_scale);
     /* m, v: [n], v NULL for sgd, m NULL for sgd without momentum */
-    void (*update)(struct kernels *, wide *master, wide *m, wide *v, const wide *gradient, size_t n, const struct update *update);
+    void (*update)(struct kernels *, wide *master, wide *m, wide *v, const wide *gradient, size_t n,
+                   const struct update *update);
 };
 
 /* The head of every backend's own struct. */

@@ -71,8 +71,8 @@ static inline void transpose(real *out, size_t stride, struct matrix in, size_t 
 
 enum product_order { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
 
-/* Which of the two multiplies is a matter of speed: oneDNN is up to a fifth faster on matrices that are not in the cache
- * (tests/bench/kernels), takes longer to get going, and has no double precision. */
+/* Which of the two multiplies is a matter of speed: oneDNN is up to a fifth faster on matrices that are not in the
+ * cache (tests/bench/kernels), takes longer to get going, and has no double precision. */
 #define PRODUCT_LARGE ((size_t)1 << 21) /* m·n·k */
 
 /* c[m,n] = beta·c + alpha·op(a)·op(b), k terms each; beta 0 does not read c. */

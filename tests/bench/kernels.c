@@ -16,7 +16,16 @@
 
 #include "kernels/kernels.h"
 
-enum { LAYERS = 4, HEADS = 4, WIDTH = 128, CONTEXT = 64, BATCH = 12, ROWS = BATCH * CONTEXT, VOCAB = 256, STRIDE = 256 };
+enum {
+    LAYERS = 4,
+    HEADS = 4,
+    WIDTH = 128,
+    CONTEXT = 64,
+    BATCH = 12,
+    ROWS = BATCH * CONTEXT,
+    VOCAB = 256,
+    STRIDE = 256
+};
 enum { PARAMETERS = LAYERS * 12 * WIDTH * WIDTH + (VOCAB + CONTEXT) * WIDTH };
 
 static struct kernels *kernels;
@@ -99,9 +108,9 @@ static const struct attention_shape attention = {BATCH, CONTEXT, HEADS, WIDTH / 
     {                                                                                         \
         table->linear_forward(kernels, act[1], pre, act[0], weight, NULL, shape, activation); \
     }
-#define INPUT(name, shape, pre, activation)                                                    \
-    static void name(void)                                                                     \
-    {                                                                                          \
+#define INPUT(name, shape, pre, activation)                                                         \
+    static void name(void)                                                                          \
+    {                                                                                               \
         table->linear_backward_input(kernels, act[1], pre, act[0], weight, pre, shape, activation); \
     }
 #define WEIGHT(name, shape)                                                        \

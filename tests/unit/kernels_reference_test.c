@@ -188,8 +188,8 @@ static void the_backward_of_linear_and_of_every_activation_is_its_derivative(voi
             fill(l.pre, ROWS * IN, 1), fill(l.w, IN * OUT, 2), fill(l.bias, OUT, 3), fill(l.c, ROWS * OUT, 4);
             double x[ROWS * IN], dpre[ROWS * IN], dw[IN * OUT] = {0}, dbias[OUT] = {0};
             table->activation_forward(reference, x, l.pre, l.below, ROWS * IN);
-            table->linear_backward_input(reference, dpre, NULL, l.c, l.w, l.below == ACTIVATE_NONE ? NULL : l.pre, l.shape,
-                                         l.below);
+            table->linear_backward_input(reference, dpre, NULL, l.c, l.w, l.below == ACTIVATE_NONE ? NULL : l.pre,
+                                         l.shape, l.below);
             table->linear_backward_weight(reference, dw, dbias, l.c, x, l.shape);
             const struct function f = {linear_value, &l};
             check_gradient("input", f, l.pre, ROWS * IN, dpre);

@@ -151,8 +151,8 @@ static void layer_backward(const struct stage *stage, struct pass *pass, compute
     k->linear_backward_weight(pass->kernels, tensor_gradient(pass, layer->weight), tensor_gradient(pass, layer->bias),
                               gradient, layer->first ? saved.x : in, shape);
     if (din)
-        k->linear_backward_input(pass->kernels, din, NULL, gradient, tensor_parameters(pass, layer->weight), NULL, shape,
-                                 ACTIVATE_NONE);
+        k->linear_backward_input(pass->kernels, din, NULL, gradient, tensor_parameters(pass, layer->weight), NULL,
+                                 shape, ACTIVATE_NONE);
 }
 
 static const struct stage_class layer_class = {
