@@ -152,8 +152,7 @@ static int prepare_job(struct launch *launch, struct error *error)
 
 /* ---- becoming a rank ---- */
 
-int launch_open_transport(struct comm **comm, const struct place *place, const char *shared_memory,
-                          struct error *error)
+int launch_open_transport(struct comm **comm, const struct place *place, const char *shared_memory, struct error *error)
 {
     if (!place->launched) return comm_open_alone(comm, error);
     if (shared_memory[0]) place_shared_memory_use(place, shared_memory);

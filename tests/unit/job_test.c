@@ -791,7 +791,8 @@ static void fewer_micro_batches_than_ranks_are_refused(void **state)
 static void the_digest_is_that_of_the_work_not_of_the_place(void **state)
 {
     (void)state;
-    Gacc__V1__JobSpec *job = accepted(gpt), *moved = accepted_with(gpt, SETS("job.output=x", "control.timeout=3 s", "verify=required")),
+    Gacc__V1__JobSpec *job = accepted(gpt),
+                      *moved = accepted_with(gpt, SETS("job.output=x", "control.timeout=3 s", "verify=required")),
                       *other = accepted_with(gpt, SETS("optimizer.lr=3.0001e-4"));
     assert_int_equal(moved->verify, GACC__V1__VERIFY__VERIFY_REQUIRED);
     assert_memory_equal(job->digest.data, moved->digest.data, 32);
