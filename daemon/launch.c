@@ -219,7 +219,7 @@ static void stand_in(const struct launch *launch, const struct error *why)
     struct error unwritten;
     run_result_last_counters(launch->job, &end.counters);
     if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
-    leftovers_remove(&launch->leftovers);
+    leftovers_remove(&launch->leftovers, false); /* no rank comes to close its transport any more */
 }
 
 /* Why rank 0 ends early, for the coordinator's result.json. */
@@ -311,7 +311,7 @@ static bool tell_coordinator(const struct launch *launch, const char *signal, co
 /* A coordinator that died after its last word, while ranks were still in MPI_Finalize, leaves to rank 0 what it has. */
 static void clear_up_after(const struct coordinator_link *coordinator, const struct leftovers *leftovers)
 {
-    if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0) leftovers_remove(leftovers);
+    if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0) leftovers_remove(leftovers, true);
 }
 
 /* On a thread of its own. A launcher that ends the job signals all ranks; of those that have no line to the coordinator
@@ -349,17 +349,17 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
 
-/* Rank 0 stands in for the coordinator; the others leave it the time to. */
+/* Rank 0 stands in for the coordinator. The others stay until they are told to go, which on_interruption hears. */
 static void on_lost(void *context, const struct error *error)
 {
     struct launch *launch = context;
+    if (launch->place.rank != 0 && !enter_stage(launch, STAGE_ENDING, NULL)) sleep(ALONE_SECONDS);
     const char *interrupted = begin_ending(launch);
     if (launch->place.rank == 0) {
         complain_as_rank(launch, error->text);
         stand_in(launch, error);
     }
     if (interrupted) leave(launch, interrupted);
-    if (launch->place.rank != 0) sleep(1);
     comm_abort(launch->comm, STATUS_INTERNAL);
 }
 
@@ -476,7 +476,7 @@ static void end_coordinator(const struct launch *launch)
 {
     int how;
     close(launch->coordinator.life);
-    if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how)) leftovers_remove(&launch->leftovers);
+    if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how)) leftovers_remove(&launch->leftovers, true);
     pthread_join(launch->note_reader, NULL);
 }
 

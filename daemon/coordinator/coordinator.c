@@ -283,7 +283,7 @@ static void close_all(struct coordinator *coordinator)
 {
     listeners_close(&coordinator->listeners);
     connections_close(&coordinator->connections);
-    leftovers_remove(&coordinator->leftovers);
+    leftovers_remove(&coordinator->leftovers, true);
     leftovers_remove_session(&coordinator->leftovers);
     conductor_close(coordinator->conductor);
     run_directory_close(&coordinator->directory);
@@ -298,7 +298,7 @@ static void outlive_rank_0(int life, const struct leftovers *leftovers)
     ssize_t length;
     do length = read(life, words, sizeof words);
     while (length > 0 || (length < 0 && errno == EINTR));
-    leftovers_remove(leftovers);
+    leftovers_remove(leftovers, true);
     leftovers_remove_session(leftovers);
 }
 
@@ -317,7 +317,7 @@ static void coordinator_process(const struct coordinator_options *options, int l
             run_directory_open(&coordinator->directory, options->job, options->fresh, &ready.finished, &ready.error);
         if (!status && !ready.finished && open_all(coordinator, life, &ready.error)) {
             write_failed_start(options->job, &ready.error);
-            leftovers_remove(&coordinator->leftovers);
+            leftovers_remove(&coordinator->leftovers, true);
         }
         fill_ready(coordinator, &ready);
     }
@@ -383,6 +383,6 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
     if (!is_ours) leftovers->connection[0] = '\0'; /* somebody else's, perhaps */
     if (!status) return 0;
     if (ready->opening) write_failed_start(options->job, error); /* killed in between: the run directory was ours */
-    leftovers_remove(leftovers);
+    leftovers_remove(leftovers, true);
     return status;
 }

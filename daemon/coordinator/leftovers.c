@@ -22,18 +22,17 @@ static void remove_tree(const char *path)
     if (path[0]) nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
-/* The ranks' transport removes its files when it is closed, and complains when they are gone by then. */
-static void remove_shared_memory(const char *path)
+static void remove_shared_memory(const char *path, bool patience)
 {
     const struct timespec pause = {.tv_nsec = 10000000};
-    for (int i = 0; i < 50 && path[0]; i++) {
+    for (int i = 0; i < 50 && patience && path[0]; i++) {
         if (!rmdir(path) || errno != ENOTEMPTY) return;
         nanosleep(&pause, NULL);
     }
     remove_tree(path);
 }
 
-void leftovers_remove(const struct leftovers *leftovers)
+void leftovers_remove(const struct leftovers *leftovers, bool patience)
 {
     if (leftovers->connection[0]) {
         char unfinished[sizeof leftovers->connection + 8];
@@ -43,7 +42,7 @@ void leftovers_remove(const struct leftovers *leftovers)
     }
     if (leftovers->socket[0]) unlink(leftovers->socket);
     if (leftovers->socket_directory[0]) rmdir(leftovers->socket_directory);
-    remove_shared_memory(leftovers->shared_memory);
+    remove_shared_memory(leftovers->shared_memory, patience);
 }
 
 void leftovers_remove_session(const struct leftovers *leftovers)

@@ -5,6 +5,7 @@
 #ifndef GACC_LEFTOVERS_H
 #define GACC_LEFTOVERS_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 struct leftovers {         /* empty strings: there is none */
@@ -16,8 +17,9 @@ struct leftovers {         /* empty strings: there is none */
     pid_t launcher;
 };
 
-/* Everything but the launcher's session directory. */
-void leftovers_remove(const struct leftovers *leftovers);
+/* Everything but the launcher's session directory. The ranks' transport removes its files when it is closed, and
+ * complains when they are gone by then: with `patience` it has up to half a second. */
+void leftovers_remove(const struct leftovers *leftovers, bool patience);
 /* The session directory, if the launcher that owns it is gone; for after the ranks' end. */
 void leftovers_remove_session(const struct leftovers *leftovers);
 

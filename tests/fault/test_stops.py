@@ -1,4 +1,5 @@
 """Signals, stopped processes, and deaths while a job starts or ends."""
+import contextlib
 import json
 import os
 import random
@@ -142,7 +143,8 @@ class Stops(faults.Faults):
         rank_0 = running.ranks()[0]
         os.kill(running.connection()["pid"], signal.SIGKILL)
         harness.until(lambda: "the coordinator is gone" in running.said()[1], 5, "a line of rank 0")
-        os.kill(rank_0, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it may be done already
+            os.kill(rank_0, signal.SIGTERM)
         self.check_line(self.ended(running, time.monotonic()), 70, "rank 0: the coordinator is gone")
         self.check_result(70, "the coordinator is gone")
         self.check_nothing_is_left()

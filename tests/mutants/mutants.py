@@ -71,13 +71,21 @@ class Build:
     def __init__(self, directory):
         self.directory = os.path.abspath(directory)
         self.commands = json.loads(read(os.path.join(self.directory, "compile_commands.json")))
-        listing = self.output(["ctest", "--show-only=json-v1"])
+        listing = self.list_tests()
         tests = [Test(entry) for entry in json.loads(listing)["tests"]]
         self.tests = {test.name: test for label in SUITE for test in tests if label in test.labels and "heavy" not in test.labels}
         self.links = {}
 
-    def output(self, command):
-        return subprocess.run(command, cwd=self.directory, check=True, stdout=subprocess.PIPE, text=True).stdout
+    def list_tests(self):
+        """CTest's own account; in a directory of its own, because it begins a log wherever it is called."""
+        aside = os.path.join(self.directory, "mutants", "ctest")
+        os.makedirs(aside, exist_ok=True)
+        with open(os.path.join(aside, "CTestTestfile.cmake"), "w") as file:
+            file.write(f'subdirs("{self.directory}/tests")\n')
+        return self.output(["ctest", "--show-only=json-v1"], aside)
+
+    def output(self, command, directory=None):
+        return subprocess.run(command, cwd=directory or self.directory, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def compilations(self, source):
         """(words, object) for every instance of a source file."""
