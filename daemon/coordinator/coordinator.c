@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "daemon/coordinator/inside.h"
+#include "daemon/hex.h"
 #include "daemon/place.h"
 
 static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coordinator_note) <= PIPE_BUF,
@@ -188,8 +189,8 @@ static int make_secrets(struct coordinator *coordinator, struct error *error)
     if (RAND_bytes(coordinator->secret, SECRET_BYTES) != 1 || RAND_bytes(token, sizeof token) != 1 ||
         RAND_bytes(id, sizeof id) != 1)
         return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
-    for (size_t i = 0; i < sizeof token; i++) snprintf(coordinator->token + 2 * i, 3, "%02x", token[i]);
-    for (size_t i = 0; i < sizeof id; i++) snprintf(coordinator->job_id + 2 * i, 3, "%02x", id[i]);
+    hex_write(token, sizeof token, coordinator->token);
+    hex_write(id, sizeof id, coordinator->job_id);
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/hex.h"
 #include "daemon/job/job.h"
 
 static int path_in(char *path, const char *directory, const char *name, struct error *error)
@@ -84,8 +85,7 @@ static int write_json(const char *path, const json_t *object, mode_t mode, struc
 
 static void hex(const ProtobufCBinaryData *bytes, char text[2 * 32 + 1])
 {
-    text[0] = '\0';
-    for (size_t i = 0; i < bytes->len && i < 32; i++) snprintf(text + 2 * i, 3, "%02x", bytes->data[i]);
+    hex_write(bytes->data, bytes->len < 32 ? bytes->len : 32, text);
 }
 
 /* NULL where there is no such file, or none that holds JSON. A FIFO is not waited for. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/coordinator/run_directory.h"
+#include "daemon/hex.h"
 #include "daemon/observe/json_writer.h"
 #include "daemon/verify/report.h"
 
@@ -23,12 +24,6 @@ struct subject {
     char job[2 * DIGEST_BYTES + 1], program[2 * DIGEST_BYTES + 1]; /* SHA-256 in hexadecimal */
     char device[DEVICE_MAX];
 };
-
-static void hex(const uint8_t *bytes, size_t count, char *text)
-{
-    text[0] = '\0';
-    for (size_t i = 0; i < count; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
-}
 
 /* Of this program's file as it lies on disk. */
 static int digest_program(char *text, struct error *error)
@@ -47,7 +42,7 @@ static int digest_program(char *text, struct error *error)
     EVP_MD_CTX_free(context);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "verify: cannot read the program's own file");
     if (!fine) return error_set(error, STATUS_INTERNAL, "verify: cannot form the program's digest");
-    hex(digest, DIGEST_BYTES, text);
+    hex_write(digest, DIGEST_BYTES, text);
     return 0;
 }
 
@@ -68,7 +63,7 @@ static void name_device(char *text)
 
 static int subject_of(const Gacc__V1__JobSpec *job, struct subject *subject, struct error *error)
 {
-    hex(job->digest.data, job->digest.len < DIGEST_BYTES ? job->digest.len : DIGEST_BYTES, subject->job);
+    hex_write(job->digest.data, job->digest.len < DIGEST_BYTES ? job->digest.len : DIGEST_BYTES, subject->job);
     name_device(subject->device);
     return digest_program(subject->program, error);
 }
