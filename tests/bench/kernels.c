@@ -2,10 +2,12 @@
  * kernels [TYPE [THREADS]]: every kernel at the shapes of nanoGPT's CPU recipe (4 layers, 4 heads, 128 wide, context
  * 64, micro-batches of 12, 256 tokens), twice: hot, the best of many runs on the same buffers, and streamed, the median
  * over buffers that are met in turn and have left the cache meanwhile, as a model's do. Products are set against bare
- * calls of the faster library (oneDNN, fp32) at the same shapes, hot and streamed in the same run. The last lines add
- * up the calls of one micro-batch: what all that is not a product costs beside the products, and which share of the
- * rate of bare products is left.
+ * calls of the faster library at the same shapes, hot and streamed in the same run: oneDNN in fp32, and OpenBLAS for
+ * the six small products of attention (two forward, four backward; what a backward by blocks works out once more is not
+ * counted). The last lines add up the calls of one micro-batch: what all that is not a product costs beside the
+ * products, and which share of the rate of bare products is left.
  */
+#include <cblas.h>
 #include <dnnl.h>
 #include <math.h>
 #include <stdio.h>
@@ -91,9 +93,10 @@ struct entry {
     void (*call)(void);
     int calls;           /* per micro-batch */
     double flops, bytes; /* per call: products count flops, the rest the bytes they move (in fp32) */
-    enum { PRODUCT, REST } kind;
+    enum { PRODUCT, ATTENTION, REST } kind;
     char ta, tb; /* the bare product */
     int m, n, k;
+    void (*bare)(void); /* attention: its bare products */
 };
 
 static const struct linear_shape qkv = {ROWS, WIDTH, 3 * WIDTH, WEIGHT_IN_OUT, 0},
@@ -145,6 +148,40 @@ static void attention_forward(void)
 static void attention_backward(void)
 {
     table->attention_backward(kernels, act[3], act[2], act[1], rows_wide[0], act[0], NULL, attention);
+}
+
+/* One head's product of every head of every sequence, op(a)·op(b) of [m,k]·[k,n]. Operands of the head's own size lie
+ * in rows of qkv or of the output, scores by themselves. */
+static void bare_heads(enum CBLAS_TRANSPOSE ta, int m, int n, int k, const float *a, int a_stride, const float *b,
+                       int b_stride, float *c, int c_stride)
+{
+    for (int sequence = 0; sequence < BATCH; sequence++)
+        for (int h = 0; h < HEADS; h++) {
+            const long row = (long)sequence * CONTEXT, column = (long)h * (WIDTH / HEADS);
+            const enum CBLAS_TRANSPOSE tb = n == CONTEXT ? CblasTrans : CblasNoTrans;
+            cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1, a_stride == CONTEXT ? a : a + row * a_stride + column,
+                        a_stride, b + row * b_stride + column, b_stride, 0,
+                        c_stride == CONTEXT ? c : c + row * c_stride + column, c_stride);
+        }
+}
+
+static float scores[CONTEXT * CONTEXT];
+enum { SIZE = WIDTH / HEADS };
+
+/* s = q·kᵀ; o = p·v */
+static void bare_attention_forward(void)
+{
+    bare_heads(CblasNoTrans, CONTEXT, CONTEXT, SIZE, act[0], 3 * WIDTH, act[0], 3 * WIDTH, scores, CONTEXT);
+    bare_heads(CblasNoTrans, CONTEXT, SIZE, CONTEXT, scores, CONTEXT, act[0], 3 * WIDTH, act[1], WIDTH);
+}
+
+/* dp = do·vᵀ; dv = pᵀ·do; dq = ds·k; dk = dsᵀ·q */
+static void bare_attention_backward(void)
+{
+    bare_heads(CblasNoTrans, CONTEXT, CONTEXT, SIZE, act[2], WIDTH, act[0], 3 * WIDTH, scores, CONTEXT);
+    bare_heads(CblasTrans, CONTEXT, SIZE, CONTEXT, scores, CONTEXT, act[2], WIDTH, act[3], 3 * WIDTH);
+    bare_heads(CblasNoTrans, CONTEXT, SIZE, CONTEXT, scores, CONTEXT, act[0], 3 * WIDTH, act[3], 3 * WIDTH);
+    bare_heads(CblasTrans, CONTEXT, SIZE, CONTEXT, scores, CONTEXT, act[0], 3 * WIDTH, act[3], 3 * WIDTH);
 }
 
 static void layernorm_forward(void)
@@ -235,43 +272,47 @@ static void large_attention_backward(void)
 #define N 'N'
 #define T 'T'
 #define PRODUCTS(shape, in, out) 2.0 * ROWS *in *out, 0, PRODUCT
+#define HEAD_PRODUCTS(count) (count) * 2.0 * ROWS *CONTEXT *WIDTH, 0, ATTENTION
 #define MOVES(elements) 0, 4.0 * (elements), REST
 
 static const struct entry entries[] = {
-    {"qkv forward", qkv_forward, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, N, ROWS, 3 * WIDTH, WIDTH},
-    {"proj forward", proj_forward, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, N, ROWS, WIDTH, WIDTH},
-    {"up forward", up_forward, 0, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH},
-    {"up forward + gelu", up_gelu_forward, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH},
-    {"down forward", down_forward, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, N, ROWS, WIDTH, 4 * WIDTH},
-    {"head forward", head_forward, 1, PRODUCTS(head, WIDTH, VOCAB), N, T, ROWS, VOCAB, WIDTH},
-    {"qkv input", qkv_input, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, T, ROWS, WIDTH, 3 * WIDTH},
-    {"proj input", proj_input, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, T, ROWS, WIDTH, WIDTH},
-    {"up input", up_input, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, T, ROWS, WIDTH, 4 * WIDTH},
-    {"down input", down_input, 0, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH},
-    {"down input + gelu'", down_gelu_input, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH},
-    {"head input", head_input, 1, PRODUCTS(head, WIDTH, VOCAB), N, N, ROWS, WIDTH, VOCAB},
-    {"qkv weight", qkv_weight, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), T, N, WIDTH, 3 * WIDTH, ROWS},
-    {"proj weight", proj_weight, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), T, N, WIDTH, WIDTH, ROWS},
-    {"up weight", up_weight, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), T, N, WIDTH, 4 * WIDTH, ROWS},
-    {"down weight", down_weight, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), T, N, 4 * WIDTH, WIDTH, ROWS},
-    {"head weight", head_weight, 1, PRODUCTS(head, WIDTH, VOCAB), T, N, VOCAB, WIDTH, ROWS},
-    {"attention forward", attention_forward, LAYERS, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"attention backward", attention_backward, LAYERS, MOVES(8.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"layernorm forward", layernorm_forward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"layernorm backward", layernorm_backward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"cross entropy", cross_entropy, 1, MOVES(2.0 * ROWS * STRIDE), N, N, 0, 0, 0},
-    {"embedding forward", embedding_forward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"embedding backward", embedding_backward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"add", add, 0, MOVES(3.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"dropout", dropout, 0, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"attention fwd dropout", attention_forward_dropout, 0, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0},
-    {"squared error", squared_error, 0, MOVES(2.0 * ROWS), N, N, 0, 0, 0},
-    {"cast", cast, 0, 0, 8.0 * PARAMETERS, REST, N, N, 0, 0, 0},
-    {"accumulate", accumulate, 0, 0, 12.0 * PARAMETERS, REST, N, N, 0, 0, 0},
-    {"check", check, 0, 0, 4.0 * PARAMETERS, REST, N, N, 0, 0, 0},
-    {"update", update, 0, 0, 28.0 * PARAMETERS, REST, N, N, 0, 0, 0},
-    {"attention fwd 1024×64×2", large_attention_forward, 0, 4.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0},
-    {"attention bwd 1024×64×2", large_attention_backward, 0, 10.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0},
+    {"qkv forward", qkv_forward, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, N, ROWS, 3 * WIDTH, WIDTH, NULL},
+    {"proj forward", proj_forward, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, N, ROWS, WIDTH, WIDTH, NULL},
+    {"up forward", up_forward, 0, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH, NULL},
+    {"up forward + gelu", up_gelu_forward, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, N, ROWS, 4 * WIDTH, WIDTH, NULL},
+    {"down forward", down_forward, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, N, ROWS, WIDTH, 4 * WIDTH, NULL},
+    {"head forward", head_forward, 1, PRODUCTS(head, WIDTH, VOCAB), N, T, ROWS, VOCAB, WIDTH, NULL},
+    {"qkv input", qkv_input, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), N, T, ROWS, WIDTH, 3 * WIDTH, NULL},
+    {"proj input", proj_input, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), N, T, ROWS, WIDTH, WIDTH, NULL},
+    {"up input", up_input, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), N, T, ROWS, WIDTH, 4 * WIDTH, NULL},
+    {"down input", down_input, 0, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH, NULL},
+    {"down input + gelu'", down_gelu_input, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), N, T, ROWS, 4 * WIDTH, WIDTH,
+     NULL},
+    {"head input", head_input, 1, PRODUCTS(head, WIDTH, VOCAB), N, N, ROWS, WIDTH, VOCAB, NULL},
+    {"qkv weight", qkv_weight, LAYERS, PRODUCTS(qkv, WIDTH, 3 * WIDTH), T, N, WIDTH, 3 * WIDTH, ROWS, NULL},
+    {"proj weight", proj_weight, LAYERS, PRODUCTS(proj, WIDTH, WIDTH), T, N, WIDTH, WIDTH, ROWS, NULL},
+    {"up weight", up_weight, LAYERS, PRODUCTS(up, WIDTH, 4 * WIDTH), T, N, WIDTH, 4 * WIDTH, ROWS, NULL},
+    {"down weight", down_weight, LAYERS, PRODUCTS(down, 4 * WIDTH, WIDTH), T, N, 4 * WIDTH, WIDTH, ROWS, NULL},
+    {"head weight", head_weight, 1, PRODUCTS(head, WIDTH, VOCAB), T, N, VOCAB, WIDTH, ROWS, NULL},
+    {"attention forward", attention_forward, LAYERS, HEAD_PRODUCTS(2), N, N, 0, 0, 0, bare_attention_forward},
+    {"attention backward", attention_backward, LAYERS, HEAD_PRODUCTS(4), N, N, 0, 0, 0, bare_attention_backward},
+    {"layernorm forward", layernorm_forward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"layernorm backward", layernorm_backward, 2 * LAYERS + 1, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"cross entropy", cross_entropy, 1, MOVES(2.0 * ROWS * STRIDE), N, N, 0, 0, 0, NULL},
+    {"embedding forward", embedding_forward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"embedding backward", embedding_backward, 1, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"add", add, 0, MOVES(3.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"dropout", dropout, 0, MOVES(2.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"attention fwd dropout", attention_forward_dropout, 0, MOVES(4.0 * ROWS * WIDTH), N, N, 0, 0, 0, NULL},
+    {"squared error", squared_error, 0, MOVES(2.0 * ROWS), N, N, 0, 0, 0, NULL},
+    {"cast", cast, 0, 0, 8.0 * PARAMETERS, REST, N, N, 0, 0, 0, NULL},
+    {"accumulate", accumulate, 0, 0, 12.0 * PARAMETERS, REST, N, N, 0, 0, 0, NULL},
+    {"check", check, 0, 0, 4.0 * PARAMETERS, REST, N, N, 0, 0, 0, NULL},
+    {"update", update, 0, 0, 28.0 * PARAMETERS, REST, N, N, 0, 0, 0, NULL},
+    {"attention fwd 1024×64×2", large_attention_forward, 0, 4.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0,
+     NULL},
+    {"attention bwd 1024×64×2", large_attention_backward, 0, 10.0 * 2 * 64 * 1024 * 1024 / 2, 0, REST, N, N, 0, 0, 0,
+     NULL},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -288,6 +329,10 @@ static void call_kernel(const void *entry)
 static void call_bare(const void *entry)
 {
     const struct entry *e = entry;
+    if (e->bare) {
+        e->bare();
+        return;
+    }
     const bool gradient = e->ta == T;
     dnnl_sgemm(e->ta, e->tb, e->m, e->n, e->k, 1, act[0], gradient ? e->m : e->k, gradient ? act[1] : bare_weight,
                e->tb == T ? e->k : e->n, gradient, gradient ? bare_weight : act[2], e->n);
@@ -336,13 +381,29 @@ static void print_time(const struct entry *e, double seconds)
     printf(e->flops > 0 ? " %6.1f GFLOP/s" : " %6.1f GB/s   ", 1e-9 * (e->flops > 0 ? e->flops : e->bytes) / seconds);
 }
 
-static void print_sum(const char *name, double bare, double products, double rest, double flops)
+/* Seconds of a micro-batch by kind. */
+struct sums {
+    double bare, bare_attention, products, attention, rest, flops;
+};
+
+static void print_sum(const char *name, const struct sums *s)
 {
-    printf("one micro-batch, %s: bare products %.2f ms (%.0f GFLOP/s), products with activations %.2f ms, the rest "
-           "%.2f ms: "
-           "%.1f %% of what bare products would allow, %.1f k tokens/s\n",
-           name, 1e3 * bare, 1e-9 * flops / bare, 1e3 * products, 1e3 * rest, 100 * bare / (products + rest),
-           1e-3 * ROWS / (products + rest));
+    const double bare = s->bare + s->bare_attention, all = s->products + s->attention + s->rest;
+    printf(
+        "one micro-batch, %s: bare products %.2f ms (%.0f GFLOP/s; %.2f ms of them attention's), products with "
+        "activations %.2f ms, attention %.2f ms, the rest %.2f ms: %.1f %% of what bare products would allow, %.1f k "
+        "tokens/s\n",
+        name, 1e3 * bare, 1e-9 * s->flops / bare, 1e3 * s->bare_attention, 1e3 * s->products, 1e3 * s->attention,
+        1e3 * s->rest, 100 * bare / all, 1e-3 * ROWS / all);
+}
+
+static void add_up(struct sums *sums, const struct entry *e, double ours, double bare)
+{
+    double *const kinds[] = {[PRODUCT] = &sums->products, [ATTENTION] = &sums->attention, [REST] = &sums->rest};
+    *kinds[e->kind] += e->calls * ours;
+    if (e->kind == REST) return;
+    *(e->kind == PRODUCT ? &sums->bare : &sums->bare_attention) += e->calls * bare;
+    sums->flops += e->calls * e->flops;
 }
 
 int main(int argc, char **argv)
@@ -360,27 +421,22 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++) moment[i] = allocate(COUNT(reals)), rows_wide[i] = allocate(ROWS * HEADS);
     for (size_t i = 0; i < ROWS; i++) ones[i] = 1, tokens[i] = (int32_t)(i * i % VOCAB);
 
-    struct timing bare = {0, 0}, products = {0, 0}, rest = {0, 0};
-    double flops = 0;
+    struct sums hot = {0}, streamed = {0};
     printf("%s, %d thread(s)\n%-26s %5s %9s %14s %9s %14s %s\n", dtype_name(options.compute_type), kernels->threads,
            "kernel", "calls", "hot: us", "", "streamed", "", "of sgemm (hot, streamed)");
     for (size_t i = 0; i < COUNT(entries); i++) {
         const struct entry *e = &entries[i];
         const struct timing ours = measure(call_kernel, e);
-        struct timing *sum = e->kind == PRODUCT ? &products : &rest;
+        const struct timing roof = e->kind == REST ? (struct timing){0, 0} : measure(call_bare, e);
         printf("%-26s %5d", e->name, e->calls);
         print_time(e, ours.hot), print_time(e, ours.streamed);
-        if (e->kind == PRODUCT) {
-            const struct timing roof = measure(call_bare, e);
-            printf(" %4.0f%% %4.0f%%", 100 * roof.hot / ours.hot, 100 * roof.streamed / ours.streamed);
-            bare.hot += e->calls * roof.hot, bare.streamed += e->calls * roof.streamed;
-            flops += e->calls * e->flops;
-        }
-        sum->hot += e->calls * ours.hot, sum->streamed += e->calls * ours.streamed;
+        if (e->kind != REST) printf(" %4.0f%% %4.0f%%", 100 * roof.hot / ours.hot, 100 * roof.streamed / ours.streamed);
         printf("\n");
+        add_up(&hot, e, ours.hot, roof.hot);
+        add_up(&streamed, e, ours.streamed, roof.streamed);
     }
-    print_sum("hot", bare.hot, products.hot, rest.hot, flops);
-    print_sum("streamed", bare.streamed, products.streamed, rest.streamed, flops);
+    print_sum("hot", &hot);
+    print_sum("streamed", &streamed);
     kernels_close(kernels);
     return 0;
 }
