@@ -25,11 +25,20 @@ const char *dtype_name(enum dtype type)
     return dtypes[type].name;
 }
 
-bool dropout_keeps(const struct dropout *dropout, uint64_t sequence, uint64_t element)
+/* SplitMix64: Steele, Lea and Flood 2014. */
+uint64_t dropout_key(uint64_t seed, uint64_t attempt)
 {
-    uint32_t word[4] = {(uint32_t)(element / 4), dropout->site, (uint32_t)sequence, (uint32_t)(sequence >> 32)};
-    philox4x32(word, dropout_key(dropout->seed, dropout->attempt));
-    return (word[element % 4] >> 8) >= dropout_threshold(dropout->p);
+    uint64_t z = seed + attempt * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+bool dropout_keeps(double p, uint64_t key, uint32_t site, uint64_t sequence, uint64_t element)
+{
+    uint32_t word[4] = {(uint32_t)(element / 4), site, (uint32_t)sequence, (uint32_t)(sequence >> 32)};
+    philox4x32(word, key);
+    return (word[element % 4] >> 8) >= dropout_threshold(p);
 }
 
 void kernels_close(struct kernels *kernels)

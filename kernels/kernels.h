@@ -8,10 +8,13 @@
  * Products take compute operands and accumulate in wide; statistics, softmax and losses are worked out in wide;
  * every result of type compute is rounded once, when it is stored (so fp16 overflows to infinity beyond 65504).
  *
- * Shapes are row-major. Buffers are the caller's and do not overlap unless a parameter says so. Kernels keep no state
- * but scratch memory, so one `struct kernels` serves one caller at a time; same inputs, shapes and thread count give
- * the same bits. No kernel fails: sizes are checked by the caller, scratch memory is taken in kernels_open and does not
- * depend on shapes; a call of size 0 does nothing. A target or row of weight 0 is skipped, never multiplied.
+ * Shapes are row-major. Every pointer given to a kernel is to the backend's own memory, from `allocate`, unless it says
+ * host; the CPU's is ordinary memory. Buffers are the caller's and do not overlap unless a parameter says so. Calls run
+ * in the order in which they are made; they may return before they have run (an accelerator's do), and what the host
+ * reads comes through `download`, which waits. Kernels keep no state but scratch memory, so one `struct kernels` serves
+ * one caller at a time; same inputs, shapes and thread count give the same bits. No kernel fails where it is called:
+ * sizes are checked by the caller, and what goes wrong in a device is told by `wait` and `download`. A call of size 0
+ * does nothing. A target or row of weight 0 is skipped, never multiplied.
  */
 #ifndef GACC_KERNELS_H
 #define GACC_KERNELS_H
@@ -58,14 +61,15 @@ struct attention_shape {
  * bits do not depend on how the global batch was cut. p = 0: nothing is drawn, nothing changes. */
 struct dropout {
     double p;
-    uint64_t seed;
-    uint64_t attempt;         /* optimizer step attempt, from 1 */
-    uint32_t site;            /* one number per dropout layer of the model */
+    uint32_t site;       /* one number per dropout layer of the model */
+    const uint64_t *key; /* [1] dropout_key(seed, attempt), attempts counted from 1; in the backend's memory, so that
+                            recorded work (`record`) serves every step */
     const uint64_t *sequence; /* [batch] index of each sequence in the data set */
 };
+uint64_t dropout_key(uint64_t seed, uint64_t attempt);
 
 /* The definition above for one element: what every backend reproduces. */
-bool dropout_keeps(const struct dropout *dropout, uint64_t sequence, uint64_t element);
+bool dropout_keeps(double p, uint64_t key, uint32_t site, uint64_t sequence, uint64_t element);
 
 enum optimizer_kind { OPTIMIZER_KIND_ADAMW, OPTIMIZER_KIND_SGD };
 
@@ -82,15 +86,17 @@ struct update {
     uint64_t t;
 };
 
-/* Sums over a shard, in fp64 and in a fixed order. */
+/* Sums over a shard, in fp64 and in a fixed order. All zero: nothing was added yet. */
 struct gradient_check {
-    bool finite;
+    uint64_t nonfinite;        /* 0: every element so far was finite */
     double sum_squares_scaled; /* Σ g² */
     double sum_squares; /* Σ (g·inverse_scale)²: formed per element, so that it is finite where Σ g² is not an fp32
                            number */
 };
 
 struct kernels;
+struct error;     /* proto/error.h */
+struct recording; /* the backend's own */
 
 struct kernels_options {
     enum dtype compute_type;
@@ -105,6 +111,35 @@ void kernels_close(struct kernels *kernels);
 struct kernel_table {
     const char *name;
     void (*close)(struct kernels *);
+
+    /* --- memory ---------------------------------------------------------------------------------------------- */
+    bool on_host; /* the backend's memory is ordinary memory: the host may read and write what it has waited for */
+    /* Zeroed, aligned to 256 bytes. NULL: there is no more. release(NULL) is allowed. */
+    void *(*allocate)(struct kernels *, size_t bytes);
+    void (*release)(struct kernels *, void *memory);
+    void (*clear)(struct kernels *, void *memory, size_t bytes);
+    void (*copy)(struct kernels *, void *to, const void *from, size_t bytes); /* both the backend's */
+    /* from host; it may be written again when this returns. Where memory is the host's, to == from does nothing. */
+    void (*upload)(struct kernels *, void *to, const void *from, size_t bytes);
+    /* to host; waits for it and for everything before it. Returns as wait does. */
+    int (*download)(struct kernels *, void *to, const void *from, size_t bytes, struct error *error);
+    /* Waits until everything asked for so far has run. A device that failed says so here, from then on: 70. */
+    int (*wait)(struct kernels *, struct error *error);
+    /* Bytes that are free for `allocate`, and in all; false where nobody knows. */
+    bool (*memory_left)(struct kernels *, uint64_t *left, uint64_t *all);
+
+    /* --- recorded work: NULL where it gains nothing ----------------------------------------------------------- */
+    /* Between the two, calls are written down instead of run: kernels, clear and copy only. The same calls are then run
+     * again by replay, with the same pointers and numbers; what changes from one to the next is in memory. NULL: could
+     * not be recorded; nothing has run. */
+    void (*record)(struct kernels *);
+    struct recording *(*recorded)(struct kernels *);
+    void (*replay)(struct kernels *, struct recording *);
+    void (*recording_close)(struct kernels *, struct recording *);
+
+    /* --- ranges for a profiler: NULL where there is none ------------------------------------------------------- */
+    void (*range_begin)(struct kernels *, const char *name); /* ends the one before */
+    void (*range_end)(struct kernels *);
 
     /* --- products ------------------------------------------------------------------------------------------- */
     /* y[rows,out] = activate(x·W + bias). bias may be NULL. When activation is not NONE and pre is not NULL,
@@ -159,23 +194,35 @@ struct kernel_table {
                                struct attention_shape shape);
 
     /* --- losses --------------------------------------------------------------------------------------------- */
-    /* logits [rows, stride], of which the first `classes` columns count. *loss_sum += Σ weight·ℓ (double; weight [rows]
-     * double). With seed (wide, [rows]: S·averaging·weight) not NULL the logits are replaced by their gradient (p −
-     * onehot)·seed, columns classes…stride−1 and rows of weight 0 by 0. target [rows] in 0…classes−1. A row one of
-     * whose logits is not finite has a NaN loss and gradient: what overflowed is not taken for a probability of 0. */
+    /* logits [rows, stride], of which the first `classes` columns count; target [rows] in 0…classes−1. Each `repeat`
+     * rows, one after the other, share a weight and a seed: weight [rows/repeat] double, seed [rows/repeat] wide.
+     * *loss_sum
+     * += Σ weight·ℓ, in double and in a fixed order. With seed (S·averaging·weight) not NULL the logits are replaced by
+     * their gradient (p − onehot)·seed, columns classes…stride−1 and rows of weight 0 by 0. A row one of whose logits
+     * is not finite has a NaN loss and gradient: what overflowed is not taken for a probability of 0. */
     void (*cross_entropy)(struct kernels *, compute *logits, const int32_t *target, const double *weight,
-                          const wide *seed, size_t rows, size_t classes, size_t stride, double *loss_sum);
+                          const wide *seed, size_t rows, size_t repeat, size_t classes, size_t stride,
+                          double *loss_sum);
     /* prediction, target [rows, outputs] (target double). ℓ = factor·Σ(ŷ−y)² per row (½: half_mse, 1/outputs: mse).
      * gradient [rows, outputs] = 2·factor·(ŷ−y)·seed when seed is not NULL; may be prediction. */
     void (*squared_error)(struct kernels *, compute *gradient, const compute *prediction, const double *target,
                           const double *weight, const wide *seed, double factor, size_t rows, size_t outputs,
                           double *loss_sum);
 
+    /* *loss_sum += Σ weight·(x·w) over the rows of weight ≠ 0; x [rows, columns] and weight [rows] double, w [columns].
+     */
+    void (*linear_loss)(struct kernels *, const double *x, const double *weight, const compute *w, size_t rows,
+                        size_t columns, double *loss_sum);
+
     /* --- parameters, gradients, shards ----------------------------------------------------------------------- */
+    /* out [rows, columns] = x rounded once from double; a row of weight 0 becomes zeros, whatever stands in it. */
+    void (*cast_rows)(struct kernels *, compute *out, const double *x, const double *weight, size_t rows,
+                      size_t columns);
     void (*cast)(struct kernels *, compute *out, const wide *in,
                  size_t n); /* rounds to nearest even; out may be in for equal types */
     void (*accumulate)(struct kernels *, wide *into, const compute *addend, size_t n); /* into += addend */
-    struct gradient_check (*check)(struct kernels *, const wide *gradient, size_t n, double inverse_scale);
+    void (*check)(struct kernels *, struct gradient_check *into, const wide *gradient, size_t n,
+                  double inverse_scale); /* into += */
     /* m, v: [n], v NULL for sgd, m NULL for sgd without momentum */
     void (*update)(struct kernels *, wide *master, wide *m, wide *v, const wide *gradient, size_t n,
                    const struct update *update);

@@ -30,15 +30,6 @@ static inline void philox4x32(uint32_t word[4], uint64_t key)
     }
 }
 
-/* The `attempt`-th number (from 1) of the SplitMix64 generator started at `seed` (Steele, Lea and Flood 2014). */
-static inline uint64_t dropout_key(uint64_t seed, uint64_t attempt)
-{
-    uint64_t z = seed + attempt * 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
 /* word/2^24 >= p for the upper 24 bits of a word, as an integer comparison: the scaling by 2^24 is exact. */
 static inline uint32_t dropout_threshold(double p)
 {

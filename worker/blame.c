@@ -7,16 +7,22 @@
 
 #include "worker/session_internal.h"
 
-/* The first tensor, in table order, whose gradient on this rank is not finite; NULL: none. */
-static const struct tensor *nonfinite_tensor(const struct session *session)
+/* The first tensor, in table order, whose gradient on this rank is not finite; NULL: none, or nobody can tell. */
+static const struct tensor *nonfinite_tensor(struct session *session)
 {
-    for (const struct segment *segment = session->layout.segments;
-         segment < session->layout.segments + session->layout.count; segment++) {
-        struct gradient_check check = session->kernels->table->check(
-            session->kernels, element(session->gradients, segment->begin, session->wide_type),
-            segment->end - segment->begin, 1);
-        if (!check.finite) return &session->model->table.tensors[segment->tensor];
+    const struct layout *layout = &session->layout;
+    struct results *results = &session->results;
+    if (results_begin(results, 0, NULL)) return NULL;
+    for (size_t i = 0; i < layout->count; i++) {
+        const struct segment *segment = &layout->segments[i];
+        session->kernels->table->check(session->kernels, results_tensor_check(results, i),
+                                       element(session->gradients, segment->begin, session->wide_type),
+                                       segment->end - segment->begin, 1);
     }
+    if (results_read(results, NULL)) return NULL;
+    for (size_t i = 0; i < layout->count; i++)
+        if (results_tensor_check_read(results, i).nonfinite)
+            return &session->model->table.tensors[layout->segments[i].tensor];
     return NULL;
 }
 

@@ -1,6 +1,4 @@
 /* The validation loss: each rank's contiguous block, forward only, dropout off. */
-#include <math.h>
-
 #include "worker/session_internal.h"
 
 /* Sequences [first, first + up to b) into the batch. */
@@ -16,6 +14,25 @@ static int read_block(struct session *session, uint64_t first, uint64_t end, str
     return 0;
 }
 
+/* Goes over sequences [first, end): the losses into the session's results, the weights into the evaluation's. */
+static int add_losses(struct session *session, uint64_t first, uint64_t end, Gacc__V1__Evaluation *evaluation,
+                      struct error *error)
+{
+    struct micro_batch *batch = session->batch;
+    uint64_t micro_batches = (end - first + batch->capacity - 1) / batch->capacity;
+    int result = results_begin(&session->results, (uint32_t)micro_batches, error);
+    for (uint64_t at = first; at < end && !result; at += batch->rows) {
+        result = read_block(session, at, end, error);
+        if (result || !(batch->weight_sum > 0)) continue;
+        struct pass pass = window_pass_forward(session);
+        model_forward(session->model, &pass, session->activations);
+        results_keep_loss(&session->results, (struct loss_unit){batch->exponent, batch->weight_sum});
+        evaluation->weight += batch->weight_sum;
+        comm_progress(session->comm);
+    }
+    return result ? result : results_read(&session->results, error);
+}
+
 bool evaluate(struct session *session, Gacc__V1__Evaluation *result)
 {
     if (!session->validation) return false;
@@ -23,20 +40,8 @@ bool evaluate(struct session *session, Gacc__V1__Evaluation *result)
     uint64_t sequences = session_evaluation_sequences(session);
     uint64_t first = sequences * session->comm->rank / session->comm->ranks;
     uint64_t end = sequences * (session->comm->rank + 1) / session->comm->ranks;
-    long double loss_sum = 0;
-    for (uint64_t at = first; at < end; at += session->batch->rows) {
-        struct error unreadable = {0};
-        if (read_block(session, at, end, &unreadable)) {
-            session->failure = unreadable;
-            return false;
-        }
-        result->weight += session->batch->weight_sum;
-        struct pass pass = {.kernels = session->kernels, .parameters = session->parameters, .batch = session->batch};
-        if (session->batch->weight_sum > 0) model_forward(session->model, &pass, session->activations);
-        loss_sum += ldexpl((long double)pass.loss_sum, session->batch->exponent);
-        comm_progress(session->comm);
-    }
-    result->loss_sum = split_loss(loss_sum, &result->loss_exponent);
+    if (add_losses(session, first, end, result, &session->failure)) return false;
+    result->loss_sum = split_loss(results_loss_sum(&session->results, false), &result->loss_exponent);
     result->sequences = end - first;
     result->seconds = seconds_now() - started;
     return true;

@@ -100,16 +100,18 @@ static int create(const struct export *export, struct error *error)
     return close_written(export, fd, result, error);
 }
 
-static int write_own_ranges(const struct session *session, const struct export *export, struct error *error)
+static int write_own_ranges(struct session *session, const struct export *export, struct error *error)
 {
+    const void *master;
+    int result = session_read(session, BUFFER_MASTER, &master, error);
+    if (result) return result;
     int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
     uint64_t size = dtype_size(session->wide_type), at = 0;
-    int result = 0;
     for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
         uint64_t count = own.end - own.begin;
-        result = write_at(export, fd, element(session->master, at, session->wide_type), count * size,
+        result = write_at(export, fd, element(master, at, session->wide_type), count * size,
                           export->header_bytes + own.begin * size, error);
         at += count;
     }

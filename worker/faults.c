@@ -6,8 +6,8 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
+#include "worker/memory.h"
 #include "worker/session_internal.h"
 
 /* Beyond every fp16 number, whatever it is multiplied by on its way, and a number in fp32. */
@@ -75,27 +75,45 @@ bool fault_loses_backward(const struct session *session, const struct step *step
 }
 
 /* Through the compute type and back, a block at a time. */
-static void round_accumulator(struct session *session)
+static int round_accumulator(struct session *session, struct error *error)
 {
     enum { BLOCK = 4096 };
-    double rounded[BLOCK]; /* room for the widest type */
-    const struct kernel_table *table = session->kernels->table;
+    struct kernels *kernels = session->kernels;
+    const struct kernel_table *table = kernels->table;
+    void *rounded;
     uint64_t count;
+    int result = memory_reserve(kernels, &rounded, BLOCK * dtype_size(session->compute_type), "a fault", error);
+    if (result) return result;
     for (uint64_t at = 0; at < session->map.parameters; at += count) {
         count = session->map.parameters - at < BLOCK ? session->map.parameters - at : BLOCK;
         wide *block = element(session->gradients, at, session->wide_type);
-        table->cast(session->kernels, rounded, block, count);
-        memset(block, 0, count * dtype_size(session->wide_type));
-        table->accumulate(session->kernels, block, rounded, count);
+        table->cast(kernels, rounded, block, count);
+        table->clear(kernels, block, count * dtype_size(session->wide_type));
+        table->accumulate(kernels, block, rounded, count);
     }
+    result = table->wait(kernels, error);
+    table->release(kernels, rounded);
+    return result;
 }
 
-void fault_after_micro_batch(struct session *session, const struct step *step)
+static int flip_a_bit(struct session *session, struct error *error)
+{
+    const struct kernel_table *table = session->kernels->table;
+    unsigned char byte;
+    int result = table->download(session->kernels, &byte, session->parameters, 1, error);
+    byte ^= 1;
+    if (!result) table->upload(session->kernels, session->parameters, &byte, 1);
+    return result;
+}
+
+int fault_after_micro_batch(struct session *session, const struct step *step, struct error *error)
 {
     const struct faults *faults = &session->options.faults;
-    if (faults->plant == PLANT_ACCUMULATOR_ROUNDED) round_accumulator(session);
-    if (faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank)
-        *(unsigned char *)session->parameters ^= 1;
+    int result = 0;
+    if (faults->plant == PLANT_ACCUMULATOR_ROUNDED) result = round_accumulator(session, error);
+    if (!result && faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank)
+        result = flip_a_bit(session, error);
+    return result;
 }
 
 /* As many as the busiest rank has micro-batches, so that all ranks meet. */
@@ -117,7 +135,7 @@ void fault_in_verdict(const struct session *session, struct step *step)
     enum plant plant = session->options.faults.plant;
     if (step->decision->verdict != GACC__V1__VERDICT__VERDICT_SKIP) return;
     if (plant != PLANT_SKIP_APPLIES && plant != PLANT_SKIPS_ALONE) return;
-    step->applies = plant == PLANT_SKIP_APPLIES || step->check.finite;
+    step->applies = plant == PLANT_SKIP_APPLIES || !step->check.nonfinite;
     step->gathers = true; /* a rank that stayed away would leave the others waiting */
     step->decision->clip_coefficient = 1;
 }

@@ -108,9 +108,33 @@ enum activation activation_of(Gacc__V1__Activation activation)
     return activations[activation];
 }
 
+/* --- a micro-batch in the backend's memory ------------------------------------------------------------------------ */
+
+/* An array of the block, in its copy. */
+static const void *in_copy(const struct micro_batch *batch, const void *array, const void *block)
+{
+    return array ? (const char *)block + ((const char *)array - (const char *)batch->block) : NULL;
+}
+
+struct feed feed_of(const struct micro_batch *batch, const void *block)
+{
+    return (struct feed){
+        .rows = batch->rows,
+        .sequence = in_copy(batch, batch->sequence, block),
+        .weight = in_copy(batch, batch->weight, block),
+        .seed = in_copy(batch, batch->seed, block),
+        .tokens = in_copy(batch, batch->tokens, block),
+        .targets = in_copy(batch, batch->targets, block),
+        .x = in_copy(batch, batch->x, block),
+        .y = in_copy(batch, batch->y, block),
+        .dropout_key = in_copy(batch, batch->dropout_key, block),
+    };
+}
+
 /* --- the memory of one micro-batch -------------------------------------------------------------------------------- */
 
 struct activations {
+    struct kernels *kernels;
     size_t rows;
     bool backward;
     void *arena;
@@ -122,53 +146,67 @@ struct activations {
     } stages[];
 };
 
-/* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. */
-static void lay_out(struct activations *activations, const struct model *model, struct carver *carver)
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. Returns the bytes of it
+ * all. */
+static size_t lay_out(struct activations *activations, const struct model *model)
 {
     size_t out_most = 0, saved_most = 0, scratch_most = 0;
+    struct carver carver = {.base = (uintptr_t)activations->arena};
     for (size_t i = 0; i < model->stage_count; i++) {
         const struct stage *stage = &model->stages[i];
         size_t out = stage->class->out_bytes(stage, activations->rows);
         size_t saved = stage->class->saved_bytes(stage, activations->rows);
-        size_t scratch = stage->class->scratch_bytes(stage, activations->rows);
-        if (out > out_most) out_most = out;
-        if (saved > saved_most) saved_most = saved;
-        if (scratch > scratch_most) scratch_most = scratch;
+        out_most = larger(out_most, out);
+        saved_most = larger(saved_most, saved);
+        scratch_most = larger(scratch_most, stage->class->scratch_bytes(stage, activations->rows));
         if (!activations->backward) continue;
-        activations->stages[i].out = carve(carver, out);
-        activations->stages[i].saved = carve(carver, saved);
+        activations->stages[i].out = carve(&carver, out);
+        activations->stages[i].saved = carve(&carver, saved);
     }
-    void *shared[2] = {carve(carver, out_most), carve(carver, out_most)};
-    activations->scratch = carve(carver, scratch_most);
+    void *shared[2] = {carve(&carver, out_most), carve(&carver, out_most)};
+    activations->scratch = carve(&carver, scratch_most);
     if (activations->backward) {
         memcpy(activations->gradient, shared, sizeof shared);
-        return;
+        return carver.used;
     }
-    void *saved = carve(carver, saved_most);
+    void *saved = carve(&carver, saved_most);
     for (size_t i = 0; i < model->stage_count; i++) {
         activations->stages[i].out = shared[i % 2];
         activations->stages[i].saved = saved;
     }
+    return carver.used;
 }
 
-int activations_open(struct activations **out, const struct model *model, size_t rows, bool backward,
-                     struct error *error)
+/* Laid out from address 0. */
+static struct activations *measured(const struct model *model, size_t rows, bool backward)
 {
-    *out = NULL;
     struct activations *activations = calloc(1, sizeof *activations + model->stage_count * sizeof *activations->stages);
-    if (!activations) return error_set(error, STATUS_INTERNAL, "out of memory for the table of activations");
+    if (!activations) return NULL;
     activations->rows = rows;
     activations->backward = backward;
-    struct carver carver = {0};
-    lay_out(activations, model, &carver);
-    activations->bytes = carver.used;
-    int rc = memory_new(&activations->arena, carver.used, 1, "the activations of a micro-batch", error);
+    activations->bytes = lay_out(activations, model);
+    return activations;
+}
+
+int activations_open(struct activations **out, const struct model *model, struct kernels *kernels, size_t rows,
+                     bool backward, struct error *error)
+{
+    *out = NULL;
+    struct activations *activations = measured(model, rows, backward);
+    if (!activations) return error_set(error, STATUS_INTERNAL, "out of memory for the table of activations");
+    activations->kernels = kernels;
+    int rc =
+        memory_reserve(kernels, &activations->arena, activations->bytes, "the activations of a micro-batch", error);
     if (rc < 0) {
         free(activations);
         return rc;
     }
-    carver = (struct carver){.base = (uintptr_t)activations->arena};
-    lay_out(activations, model, &carver);
+    lay_out(activations, model);
     *out = activations;
     return 0;
 }
@@ -178,10 +216,18 @@ size_t activations_bytes(const struct activations *activations)
     return activations->bytes;
 }
 
+size_t activations_measure(const struct model *model, size_t rows, bool backward)
+{
+    struct activations *activations = measured(model, rows, backward);
+    size_t bytes = activations ? activations->bytes : SIZE_MAX;
+    free(activations);
+    return bytes;
+}
+
 void activations_close(struct activations *activations)
 {
     if (!activations) return;
-    free(activations->arena);
+    activations->kernels->table->release(activations->kernels, activations->arena);
     free(activations);
 }
 
@@ -190,7 +236,7 @@ void activations_close(struct activations *activations)
 
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations)
 {
-    assert(pass->batch->rows <= activations->rows);
+    assert(pass->feed.rows <= activations->rows);
     size_t last = model->stage_count - 1;
     for (size_t i = 0; i <= last; i++) {
         const struct stage *stage = &model->stages[i];

@@ -37,16 +37,29 @@ struct tensor_table {
 /* NULL when there is none of that name. */
 const struct tensor *tensor_find(const struct tensor_table *table, const char *name);
 
-/* One micro-batch on its way through the stages. */
+/* A micro-batch as kernels see it: its arrays in the backend's memory, shaped as in struct micro_batch. */
+struct feed {
+    size_t rows;
+    const uint64_t *sequence;
+    const double *weight;
+    const wide *seed; /* S·averaging·w of each target of the row (tape: unused; forward only: unused) */
+    const int32_t *tokens, *targets;
+    const double *x, *y;
+    const uint64_t *dropout_key; /* NULL: no dropout (evaluation) */
+};
+
+/* block: what batch->block was uploaded to; where memory is the host's, batch->block itself. */
+struct feed feed_of(const struct micro_batch *batch, const void *block);
+
+/* One micro-batch on its way through the stages. All memory but the batch's is the backend's. */
 struct pass {
     struct kernels *kernels;
     const compute *parameters; /* [table.parameters] */
     wide *gradients;           /* [table.parameters], added to; NULL: forward only (evaluation) */
     const struct micro_batch *batch;
-    const wide *seed; /* [batch->rows]: S·averaging·w of each target of the row (tape: unused); NULL: forward only */
-    long double averaging;          /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
-    uint64_t dropout_seed, attempt; /* attempt 0: no dropout (evaluation) */
-    double loss_sum;                /* += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
+    struct feed feed;
+    long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
+    double *loss_sum;      /* [1] += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
 };
 
 struct stage;
@@ -95,11 +108,14 @@ int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t e
                        struct error *error);
 void model_initial_close(struct model_initial *initial);
 
-/* Memory for one micro-batch of `rows` sequences: outputs and saved of every stage, scratch. */
+/* Memory of the backend for one micro-batch of `rows` sequences: outputs and saved of every stage, scratch. To be
+ * closed before the kernels are. */
 struct activations;
-int activations_open(struct activations **out, const struct model *model, size_t rows, bool backward,
-                     struct error *error);
+int activations_open(struct activations **out, const struct model *model, struct kernels *kernels, size_t rows,
+                     bool backward, struct error *error);
 size_t activations_bytes(const struct activations *activations);
+/* What they would take, without taking it. */
+size_t activations_measure(const struct model *model, size_t rows, bool backward);
 void activations_close(struct activations *activations);
 
 /* All stages forward, in order; then all backward, in reverse, once per forward. pass->batch->rows may be less than

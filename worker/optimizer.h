@@ -17,6 +17,8 @@ struct optimizer {
     struct update constants; /* kind, betas, eps, momentum; the rest belongs to a step */
     enum dtype wide_type;
     uint64_t elements;
+    struct kernels *kernels; /* whose memory it is */
+    void *arena;
     wide *m, *v; /* [elements], NULL where the kind needs none */
 };
 
@@ -27,13 +29,13 @@ struct optimizer_step {
     uint64_t t;     /* applied steps, this one counted */
 };
 
-int optimizer_open(struct optimizer *optimizer, const Gacc__V1__OptimizerSection *spec, enum dtype wide_type,
-                   uint64_t elements, struct error *error);
+/* To be closed before the kernels are. */
+int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, const Gacc__V1__OptimizerSection *spec,
+                   enum dtype wide_type, uint64_t elements, struct error *error);
 uint64_t optimizer_bytes(const struct optimizer *optimizer);
 /* master, gradient: [elements], the rank's shard; runs: layout_runs of it. */
-void optimizer_apply(struct optimizer *optimizer, struct kernels *kernels, const struct layout *layout,
-                     const struct run *runs, size_t run_count, wide *master, const wide *gradient,
-                     const struct optimizer_step *step);
+void optimizer_apply(struct optimizer *optimizer, const struct layout *layout, const struct run *runs, size_t run_count,
+                     wide *master, const wide *gradient, const struct optimizer_step *step);
 void optimizer_close(struct optimizer *optimizer);
 
 #endif

@@ -12,35 +12,41 @@ static uint64_t checksum(const unsigned char *bytes, uint64_t count)
     return sum;
 }
 
-static uint64_t tensor_checksum(const struct session *session, const struct tensor *tensor)
-{
-    return checksum(element(session->parameters, tensor->begin, session->compute_type),
-                    tensor->size * dtype_size(session->compute_type));
-}
-
-static uint64_t master_checksum(const struct session *session)
-{
-    return checksum(session->master, session->owned * dtype_size(session->wide_type));
-}
-
-void self_check_remember(struct session *session)
+/* A sum for every tensor, one for the master parameters behind them. */
+static int sum_up(struct session *session, uint64_t *sums, struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
-    for (size_t i = 0; i < table->count; i++) session->checksums[i] = tensor_checksum(session, &table->tensors[i]);
-    session->checksums[table->count] = master_checksum(session);
-}
-
-int self_check_compare(const struct session *session, struct error *error)
-{
-    const struct tensor_table *table = &session->model->table;
+    const void *parameters, *master;
+    size_t size = dtype_size(session->compute_type);
+    int result = session_read(session, BUFFER_PARAMETERS, &parameters, error);
+    if (!result) result = session_read(session, BUFFER_MASTER, &master, error);
+    if (result) return result;
     for (size_t i = 0; i < table->count; i++)
-        if (session->checksums[i] != tensor_checksum(session, &table->tensors[i]))
+        sums[i] = checksum(element(parameters, table->tensors[i].begin, session->compute_type),
+                           table->tensors[i].size * size);
+    sums[table->count] = checksum(master, session->owned * dtype_size(session->wide_type));
+    return 0;
+}
+
+int self_check_remember(struct session *session, struct error *error)
+{
+    return sum_up(session, session->checksums, error);
+}
+
+int self_check_compare(struct session *session, struct error *error)
+{
+    const struct tensor_table *table = &session->model->table;
+    uint64_t *before = session->checksums, *now = before + table->count + 1;
+    int result = sum_up(session, now, error);
+    if (result) return result;
+    for (size_t i = 0; i <= table->count; i++) {
+        if (before[i] == now[i]) continue;
+        if (i == table->count)
             return error_set(error, STATUS_INTERNAL,
-                             "step %" PRIu64 ": tensor %s changed inside the accumulation window",
-                             session->machine.step, table->tensors[i].name);
-    if (session->checksums[table->count] != master_checksum(session))
-        return error_set(error, STATUS_INTERNAL,
-                         "step %" PRIu64 ": the master parameters changed inside the accumulation window",
-                         session->machine.step);
+                             "step %" PRIu64 ": the master parameters changed inside the accumulation window",
+                             session->machine.step);
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": tensor %s changed inside the accumulation window",
+                         session->machine.step, table->tensors[i].name);
+    }
     return 0;
 }

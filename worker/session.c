@@ -76,77 +76,94 @@ static int open_data(struct session *session, struct error *error)
     int result = data_open(&session->train, session->job->data, 't', &shape, error);
     if (!result) result = data_open(&session->validation, session->job->data, 'v', &shape, error);
     if (!result) result = micro_batch_open(&session->batch, &shape, session->job->batch->micro, error);
-    if (!result)
-        result = memory_new(&session->seeds, session->job->batch->micro, dtype_size(session->wide_type),
-                            "the loss seeds", error);
     return result;
 }
 
 static int open_shards(struct session *session, struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
-    size_t wide_size = dtype_size(session->wide_type);
     shard_map_init(&session->map, table->parameters, session->comm->ranks, COMM_BUCKET_LIMIT);
     session->owned = shard_map_owned(&session->map, session->comm->rank);
     int result = layout_open(&session->layout, table, session->job->optimizer, error);
     if (!result)
         result = layout_runs(&session->layout, &session->map, session->comm->rank, &session->runs, &session->run_count,
                              error);
-    if (!result)
-        result = memory_new(&session->parameters, table->parameters, dtype_size(session->compute_type),
-                            "the parameters", error);
-    if (!result) result = memory_new(&session->gradients, table->parameters, wide_size, "the gradients", error);
-    if (!result) result = memory_new(&session->shard, session->owned, wide_size, "the gradient shard", error);
-    if (!result) result = memory_new(&session->master, session->owned, wide_size, "the master parameters", error);
-    if (!result)
-        result =
-            optimizer_open(&session->optimizer, session->job->optimizer, session->wide_type, session->owned, error);
     if (!result && session->options.faults.self_check) {
         void *checksums;
-        result = memory_new(&checksums, table->count + 1, sizeof *session->checksums, "the checksums", error);
+        result = memory_new(&checksums, 2 * (table->count + 1), sizeof *session->checksums, "the checksums", error);
         session->checksums = checksums;
     }
     return result;
 }
 
+/* Room for initial values on their way. */
+struct values {
+    double *exact;  /* [INITIAL_BLOCK] */
+    wide *narrowed; /* [INITIAL_BLOCK], the host's */
+    wide *sent;     /* [INITIAL_BLOCK], the backend's; `narrowed` where that is the same */
+};
+
 /* Puts the values of [begin, begin + count) where this rank keeps them: rounded to the compute type all of them, in
  * wide the own. */
-static void place(struct session *session, uint64_t begin, const double *values, wide *rounded, uint64_t count)
+static void place(struct session *session, uint64_t begin, const struct values *values, uint64_t count)
 {
+    const struct kernel_table *table = session->kernels->table;
+    size_t size = dtype_size(session->wide_type);
     for (uint64_t i = 0; i < count; i++)
         if (session->wide_type == DTYPE_FP64)
-            ((double *)rounded)[i] = values[i];
+            ((double *)values->narrowed)[i] = values->exact[i];
         else
-            ((float *)rounded)[i] = (float)values[i];
-    session->kernels->table->cast(session->kernels, element(session->parameters, begin, session->compute_type), rounded,
-                                  count);
+            ((float *)values->narrowed)[i] = (float)values->exact[i];
+    table->upload(session->kernels, values->sent, values->narrowed, count * size);
+    table->cast(session->kernels, element(session->parameters, begin, session->compute_type), values->sent, count);
     uint64_t at = 0;
     for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
         uint64_t from = own.begin > begin ? own.begin : begin, to = own.end < begin + count ? own.end : begin + count;
         if (from < to)
-            memcpy(element(session->master, at + from - own.begin, session->wide_type),
-                   element(rounded, from - begin, session->wide_type), (to - from) * dtype_size(session->wide_type));
+            table->copy(session->kernels, element(session->master, at + from - own.begin, session->wide_type),
+                        element(values->sent, from - begin, session->wide_type), (to - from) * size);
         at += own.end - own.begin;
     }
+}
+
+static int open_values(struct session *session, struct values *values, struct error *error)
+{
+    void *exact, *narrowed = NULL, *sent;
+    bool on_host = session->kernels->table->on_host;
+    *values = (struct values){0};
+    int result = memory_new(&exact, INITIAL_BLOCK, sizeof(double), "initial values", error);
+    if (!result) values->exact = exact;
+    if (!result)
+        result = memory_reserve(session->kernels, &sent, INITIAL_BLOCK * sizeof(double), "initial values", error);
+    if (!result) values->sent = sent;
+    if (!result && !on_host) result = memory_new(&narrowed, INITIAL_BLOCK, sizeof(double), "initial values", error);
+    values->narrowed = on_host ? values->sent : narrowed;
+    return result;
+}
+
+static void close_values(struct session *session, struct values *values)
+{
+    free(values->exact);
+    if (values->narrowed != values->sent) free(values->narrowed);
+    session->kernels->table->release(session->kernels, values->sent);
 }
 
 static int initialise(struct session *session, struct error *error)
 {
     struct model_initial *initial = NULL;
-    void *values = NULL, *rounded = NULL;
-    int result = model_initial_open(&initial, session->model, session->job->job->seed, error);
-    if (!result) result = memory_new(&values, INITIAL_BLOCK, sizeof(double), "initial values", error);
-    if (!result) result = memory_new(&rounded, INITIAL_BLOCK, sizeof(double), "initial values", error);
+    struct values values;
+    int result = open_values(session, &values, error);
+    if (!result) result = model_initial_open(&initial, session->model, session->job->job->seed, error);
     uint64_t parameters = session->map.parameters;
     for (uint64_t begin = 0; begin < parameters && !result; begin += INITIAL_BLOCK) {
         uint64_t count = parameters - begin < INITIAL_BLOCK ? parameters - begin : INITIAL_BLOCK;
-        result = model_initial_read(initial, begin, begin + count, values, error);
-        if (!result) place(session, begin, values, rounded, count);
+        result = model_initial_read(initial, begin, begin + count, values.exact, error);
+        if (!result) place(session, begin, &values, count);
     }
-    free(values);
-    free(rounded);
+    if (!result) result = session->kernels->table->wait(session->kernels, error);
     model_initial_close(initial);
+    close_values(session, &values);
     return result;
 }
 
@@ -168,7 +185,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
     if (!result) result = open_shards(session, error);
-    if (!result) result = activations_open(&session->activations, session->model, job->batch->micro, true, error);
+    if (!result) result = session_reserve(session, error);
     if (!result) result = initialise(session, error);
     if (result) {
         session_close(session);
@@ -181,60 +198,16 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 void session_close(struct session *session)
 {
     if (!session) return;
-    activations_close(session->activations);
+    session_release(session);
     micro_batch_close(session->batch);
-    optimizer_close(&session->optimizer);
     layout_close(&session->layout);
     data_close(session->train);
     data_close(session->validation);
     kernels_close(session->kernels);
     model_close(session->model);
     free(session->runs);
-    free(session->parameters);
-    free(session->gradients);
-    free(session->shard);
-    free(session->master);
-    free(session->seeds);
     free(session->checksums);
     free(session);
-}
-
-void session_memory(const struct session *session, struct session_memory *memory)
-{
-    uint64_t wide_size = dtype_size(session->wide_type);
-    struct data_shape shape;
-    data_shape_of(session->job->model, &shape);
-    uint64_t row = sizeof(uint64_t) + sizeof(double) + wide_size; /* sequence, weight, seed */
-    if (session->batch->tokens) row += shape.context * sizeof(int32_t);
-    if (session->batch->targets) row += (shape.context ? shape.context : 1) * sizeof(int32_t);
-    if (session->batch->x) row += (shape.size ? shape.size : shape.inputs) * sizeof(double);
-    if (session->batch->y) row += shape.outputs * sizeof(double);
-    *memory = (struct session_memory){
-        .parameters = session->map.parameters * dtype_size(session->compute_type),
-        .gradients = session->map.parameters * wide_size,
-        .shard = 2 * session->owned * wide_size,
-        .moments = optimizer_bytes(&session->optimizer),
-        .activations = activations_bytes(session->activations),
-        .batch = row * session->batch->capacity,
-    };
-}
-
-void session_look(const struct session *session, struct session_view *view)
-{
-    *view = (struct session_view){
-        .rank = session->comm->rank,
-        .compute_type = session->compute_type,
-        .wide_type = session->wide_type,
-        .table = &session->model->table,
-        .map = &session->map,
-        .owned = session->owned,
-        .parameters = session->parameters,
-        .gradients = session->gradients,
-        .shard = session->shard,
-        .master = session->master,
-        .m = session->optimizer.m,
-        .v = session->optimizer.v,
-    };
 }
 
 /* --- running ------------------------------------------------------------------------------------------------- */

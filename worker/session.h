@@ -41,7 +41,8 @@ struct session_memory {
 struct session;
 struct tensor_table; /* worker/model.h */
 
-/* What a session holds, to be read and nothing else. Pointers are the session's. */
+/* What a session holds, to be read and nothing else. Pointers are the session's, of the host's memory: the buffers
+ * themselves, or copies of those of a device, made by session_look and good until the next one. */
 struct session_view {
     uint64_t step; /* attempt; 0 outside a step */
     double scale;  /* S of its window; 0 outside a step */
@@ -82,7 +83,7 @@ int session_run(struct session *session, struct error *error);
  * one rank is everyone's. */
 int session_write_model(struct session *session, const char *path, struct error *error);
 void session_memory(const struct session *session, struct session_memory *memory);
-void session_look(const struct session *session, struct session_view *view);
+int session_look(struct session *session, struct session_view *view, struct error *error);
 void session_close(struct session *session);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * What a session is made of, for the files that are the session: session.c (open, run, close), window.c (micro-batches
- * and their loss seeds), step.c (one optimizer step), blame.c, evaluate.c, export.c, self_check.c.
+ * What a session is made of, for the files that are the session: session.c (open, run, close), session_memory.c,
+ * window.c (micro-batches and their loss seeds), step.c (one optimizer step), look.c (its buffers as the host reads
+ * them), blame.c, evaluate.c, export.c, self_check.c.
  */
 #ifndef GACC_SESSION_INTERNAL_H
 #define GACC_SESSION_INTERNAL_H
@@ -11,8 +12,12 @@
 #include "worker/layout.h"
 #include "worker/model.h"
 #include "worker/optimizer.h"
+#include "worker/results.h"
 #include "worker/session.h"
 #include "worker/step_state.h"
+
+/* The large buffers. */
+enum buffer { BUFFER_PARAMETERS, BUFFER_GRADIENTS, BUFFER_SHARD, BUFFER_MASTER, BUFFER_M, BUFFER_V, BUFFERS };
 
 struct session {
     const Gacc__V1__JobSpec *job; /* borrowed, as comm and control are */
@@ -31,16 +36,21 @@ struct session {
     size_t run_count;
     uint64_t owned; /* elements of the own shard */
 
+    /* in the kernels' memory */
     compute *parameters; /* [parameters] */
     wide *gradients;     /* [parameters] accumulated over the window; zero outside it */
     wide *shard;         /* [owned] gradient as reduced over ranks, still scaled */
     wide *master;        /* [owned] */
+    void *shard_memory;  /* of both */
     struct optimizer optimizer;
+    void *feed; /* the batch's block, or what it is uploaded to */
+    struct activations *activations;
+    struct results results;
 
     struct micro_batch *batch; /* capacity b */
-    wide *seeds;               /* [b] */
-    struct activations *activations;
-    uint64_t *checksums; /* [tensors + 1], the last one of the master parameters; NULL unless self_check */
+    void *copies[BUFFERS];     /* look.c; NULL until they are looked at */
+    uint64_t *checksums; /* [2 · (tensors + 1)] before and now, the last one of the master parameters; NULL unless
+                            self_check */
 
     struct step_state machine;
     struct error failure; /* a local error (status ≠ 0) that the next report carries */
@@ -55,8 +65,8 @@ struct share {
 struct step {
     const Gacc__V1__Plan *plan, *next_plan; /* next_plan NULL: there will be no such step */
     const Gacc__V1__Window *window;
-    struct share share; /* own micro-batches */
-    long double loss_sum;
+    struct share share;   /* own micro-batches */
+    long double loss_sum; /* known with the check */
     double weight;
     uint32_t micro_batches;      /* own ones that hold weight */
     struct gradient_check check; /* of the own shard */
@@ -86,6 +96,12 @@ int session_enter(struct session *session, Gacc__V1__State state, struct error *
 /* The validation sequences an evaluation goes over. */
 uint64_t session_evaluation_sequences(const struct session *session);
 
+/* --- session_memory.c ---------------------------------------------------------------------------------------- */
+
+/* Everything that is large, once map, layout, kernels and batch are open. */
+int session_reserve(struct session *session, struct error *error);
+void session_release(struct session *session);
+
 /* --- window.c ------------------------------------------------------------------------------------------------ */
 
 /* Refuses (70) a plan that is not for these ranks, this micro-batch size or this data set. */
@@ -94,8 +110,11 @@ int window_check_plan(const struct session *session, const Gacc__V1__Plan *plan,
 struct share window_share(const struct session *session, const Gacc__V1__Plan *plan);
 /* Reads micro-batch `index` (global) of the plan into the session's batch. */
 int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error);
-/* The batch's pass over the model: its seeds are formed, gradients += with the backward. */
+/* The batch's pass over the model: its seeds are formed and it is sent to the kernels; gradients += with the backward.
+ */
 struct pass window_pass(struct session *session, const struct step *step);
+/* The same of a batch for its loss alone. */
+struct pass window_pass_forward(struct session *session);
 /* Weight and non-empty micro-batches of the own share of a plan, without reading it; zero for NULL. */
 void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
                          uint32_t *micro_batches);
@@ -116,11 +135,17 @@ void fault_in_batch(struct session *session);
 long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor);
 double fault_in_scale(const struct session *session, const struct step *step);
 bool fault_loses_backward(const struct session *session, const struct step *step);
-void fault_after_micro_batch(struct session *session, const struct step *step);
+int fault_after_micro_batch(struct session *session, const struct step *step, struct error *error);
 int fault_after_window(struct session *session, const struct step *step, struct error *error);
 void fault_in_verdict(const struct session *session, struct step *step);
 void fault_in_update(const struct session *session, const struct step *step, struct optimizer_step *update);
 bool fault_keeps_gradients(const struct session *session);
+
+/* --- look.c -------------------------------------------------------------------------------------------------- */
+
+/* A buffer for the host to read: itself where its memory is the host's, else a copy made now, which is good until the
+ * next call. *out is NULL for moments that the optimizer does not have. */
+int session_read(struct session *session, enum buffer which, const void **out, struct error *error);
 
 /* --- blame.c, evaluate.c, self_check.c ----------------------------------------------------------------------- */
 
@@ -135,7 +160,7 @@ void blame_free(Gacc__V1__Blame *blame);
 bool evaluate(struct session *session, Gacc__V1__Evaluation *result);
 
 /* Parameters as they are now, and whether they still are: the second names the first tensor that changed. */
-void self_check_remember(struct session *session);
-int self_check_compare(const struct session *session, struct error *error);
+int self_check_remember(struct session *session, struct error *error);
+int self_check_compare(struct session *session, struct error *error);
 
 #endif

@@ -33,14 +33,16 @@ static void fail_locally(struct session *session, const struct error *error)
 }
 
 /* Shows the session to whoever looks on. */
-static void observe(const struct session *session, const struct step *step,
-                    void (*look)(struct observer *, const struct session_view *))
+static int observe(struct session *session, const struct step *step,
+                   void (*look)(struct observer *, const struct session_view *), struct error *error)
 {
     struct session_view view;
-    session_look(session, &view);
+    int result = session_look(session, &view, error);
+    if (result) return result;
     view.step = step->plan->step;
     view.scale = step->window->scale;
     look(session->options.observer, &view);
+    return 0;
 }
 
 double split_loss(long double sum, int32_t *exponent)
@@ -60,11 +62,9 @@ static int run_micro_batch(struct session *session, struct step *step, struct er
     if (result) return result;
     if (!fault_loses_backward(session, step)) model_backward(session->model, &pass, session->activations);
 
-    double n = session->batch->weight_sum;
-    bool by_micro_batch = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
-    long double loss_sum = ldexpl((long double)pass.loss_sum, session->batch->exponent);
-    step->loss_sum += by_micro_batch ? loss_sum / (long double)n : loss_sum;
-    step->weight += n;
+    struct loss_unit unit = {session->batch->exponent, session->batch->weight_sum};
+    results_keep_loss(&session->results, unit);
+    step->weight += unit.weight_sum;
     step->micro_batches++;
     return 0;
 }
@@ -86,7 +86,8 @@ static int accumulate(struct session *session, struct step *step, struct error *
         int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, error) : 0;
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
-        fault_after_micro_batch(session, step);
+        result = fault_after_micro_batch(session, step, error);
+        if (result) return result;
         comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);
     }
@@ -102,28 +103,28 @@ static int reduce(struct session *session, struct step *step, struct error *erro
     result = comm_reduce_scatter(session->comm, &session->map, session->gradients, session->shard, session->wide_type,
                                  error);
     clock_lap(&clock, &step->seconds.reduce);
-    if (!result && session->options.observer) observe(session, step, session->options.observer->reduced);
+    if (!result && session->options.observer)
+        result = observe(session, step, session->options.observer->reduced, error);
     return result;
 }
 
 /* One pass over the own shard: finite?, Σ raw², Σ (raw/S)². The gradient itself is unscaled where it is used, in the
- * update. */
+ * update. Here the host waits for the kernels, once in a step. */
 static int unscale(struct session *session, struct step *step, struct error *error)
 {
     int result = session_enter(session, STATE(UNSCALE), error);
     if (result) return result;
     double clock = seconds_now();
-    step->check = (struct gradient_check){.finite = true};
-    for (const struct run *run = session->runs; run < session->runs + session->run_count; run++) {
-        struct gradient_check part =
-            session->kernels->table->check(session->kernels, element(session->shard, run->first, session->wide_type),
-                                           run->count, 1 / step->window->scale);
-        step->check.finite &= part.finite;
-        step->check.sum_squares_scaled += part.sum_squares_scaled;
-        step->check.sum_squares += part.sum_squares;
-    }
-    struct error changed = {0};
-    if (session->checksums && self_check_compare(session, &changed)) fail_locally(session, &changed);
+    for (const struct run *run = session->runs; run < session->runs + session->run_count; run++)
+        session->kernels->table->check(session->kernels, results_check(&session->results),
+                                       element(session->shard, run->first, session->wide_type), run->count,
+                                       1 / step->window->scale);
+    struct error failed = {0};
+    if (results_read(&session->results, &failed)) fail_locally(session, &failed);
+    bool means = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
+    step->check = results_check_read(&session->results);
+    step->loss_sum = results_loss_sum(&session->results, means);
+    if (session->checksums && self_check_compare(session, &failed)) fail_locally(session, &failed);
     clock_lap(&clock, &step->seconds.update);
     return 0;
 }
@@ -136,7 +137,7 @@ static int report(struct session *session, struct step *step, struct error *erro
     Gacc__V1__Report message = GACC__V1__REPORT__INIT;
     message.step = step->plan->step;
     if (session->failure.status) message.failure = &failure;
-    message.finite = step->check.finite;
+    message.finite = step->check.nonfinite == 0;
     message.sum_squares_scaled = step->check.sum_squares_scaled;
     message.sum_squares = step->check.sum_squares;
     message.loss_sum = split_loss(step->loss_sum, &message.loss_exponent);
@@ -203,7 +204,7 @@ static int take_decision(struct session *session, struct step *step, struct erro
     if (decision->step != number)
         return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": a decision for step %" PRIu64 " came", number,
                          decision->step);
-    if (decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY && (!step->check.finite || session->failure.status))
+    if (decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY && (step->check.nonfinite || session->failure.status))
         return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": told to apply a gradient that is not usable",
                          number);
     step->applies = step->gathers = decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY;
@@ -237,8 +238,8 @@ static int step_or_skip(struct session *session, struct step *step, Gacc__V1__Bl
         .t = step->window->optimizer_steps + 1,
     };
     fault_in_update(session, step, &applied);
-    optimizer_apply(&session->optimizer, session->kernels, &session->layout, session->runs, session->run_count,
-                    session->master, session->shard, &applied);
+    optimizer_apply(&session->optimizer, &session->layout, session->runs, session->run_count, session->master,
+                    session->shard, &applied);
     publish_own_parameters(session);
     clock_lap(&clock, &step->seconds.update);
     return 0;
@@ -254,7 +255,8 @@ static int exit_step(struct session *session, struct step *step, struct error *e
         result = comm_all_gather(session->comm, &session->map, session->parameters, session->compute_type, error);
     clock_lap(&clock, &step->seconds.gather);
     if (!fault_keeps_gradients(session)) window_clear_gradients(session);
-    if (!result && session->options.observer) observe(session, step, session->options.observer->stepped);
+    if (!result && session->options.observer)
+        result = observe(session, step, session->options.observer->stepped, error);
     step->seconds.step = seconds_now() - step->started;
     return result;
 }
@@ -270,8 +272,9 @@ static int begin(struct session *session, struct step *step, struct error *error
     int result = step_state_begin(&session->machine, step->plan->step, step->share.count, error);
     if (result) return result;
     session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
-    if (session->checksums) self_check_remember(session);
-    return 0;
+    result = results_begin(&session->results, step->share.count, error);
+    if (!result && session->checksums) result = self_check_remember(session, error);
+    return result;
 }
 
 int step_run(struct session *session, struct step *step, struct error *error)

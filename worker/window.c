@@ -6,7 +6,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #include "worker/session_internal.h"
 
@@ -97,25 +96,38 @@ static long double loss_seeds(struct session *session, const struct step *step)
         double weight = batch->weight[row];
         double seed = weight == 0 ? 0 : (double)(scale * (long double)weight / divisor);
         if (session->wide_type == DTYPE_FP64)
-            ((double *)session->seeds)[row] = seed;
+            ((double *)batch->seed)[row] = seed;
         else
-            ((float *)session->seeds)[row] = (float)seed;
+            ((float *)batch->seed)[row] = (float)seed;
     }
     return scale / divisor;
 }
 
-struct pass window_pass(struct session *session, const struct step *step)
+struct pass window_pass_forward(struct session *session)
 {
-    return (struct pass){
+    const struct micro_batch *batch = session->batch;
+    session->kernels->table->upload(session->kernels, session->feed, batch->block, batch->block_bytes);
+    struct pass pass = {
         .kernels = session->kernels,
         .parameters = session->parameters,
-        .gradients = session->gradients,
-        .batch = session->batch,
-        .averaging = loss_seeds(session, step),
-        .seed = session->seeds,
-        .dropout_seed = session->job->job->seed,
-        .attempt = step->window->step,
+        .batch = batch,
+        .feed = feed_of(batch, session->feed),
+        .loss_sum = results_loss(&session->results),
     };
+    pass.feed.dropout_key = NULL;
+    return pass;
+}
+
+struct pass window_pass(struct session *session, const struct step *step)
+{
+    const struct micro_batch *batch = session->batch;
+    *batch->dropout_key = dropout_key(session->job->job->seed, step->window->step);
+    long double averaging = loss_seeds(session, step);
+    struct pass pass = window_pass_forward(session);
+    pass.gradients = session->gradients;
+    pass.averaging = averaging;
+    pass.feed.dropout_key = feed_of(batch, session->feed).dropout_key;
+    return pass;
 }
 
 void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
@@ -137,5 +149,6 @@ void window_share_weight(const struct session *session, const Gacc__V1__Plan *pl
 
 void window_clear_gradients(struct session *session)
 {
-    memset(session->gradients, 0, (size_t)session->map.parameters * dtype_size(session->wide_type));
+    session->kernels->table->clear(session->kernels, session->gradients,
+                                   session->map.parameters * dtype_size(session->wide_type));
 }

@@ -23,16 +23,16 @@ static int open_reader(struct reader *reader, struct error *error)
     int result = model_open(&reader->model, reader->job->model, DTYPE_FP64, error);
     if (!result) result = data_open(&reader->data, reader->job->data, 't', &shape, error);
     if (!result) result = micro_batch_open(&reader->batch, &shape, 1, error);
-    if (!result) result = activations_open(&reader->activations, reader->model, 1, false, error);
     if (result) return result;
     reader->kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
-    return reader->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
+    if (!reader->kernels) return error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
+    return activations_open(&reader->activations, reader->model, reader->kernels, 1, false, error);
 }
 
 static void close_reader(struct reader *reader)
 {
-    kernels_close(reader->kernels);
     activations_close(reader->activations);
+    kernels_close(reader->kernels);
     micro_batch_close(reader->batch);
     data_close(reader->data);
     model_close(reader->model);
@@ -51,9 +51,14 @@ static int read_sequence(struct reader *reader, uint32_t position, double *loss,
     *weight = batch->weight[0];
     *whole = batch->weight_sum;
     batch->weight[0] = 1;
-    struct pass pass = {.kernels = reader->kernels, .parameters = reader->parameters, .batch = batch};
+    *loss = 0;
+    struct pass pass = {.kernels = reader->kernels,
+                        .parameters = reader->parameters,
+                        .batch = batch,
+                        .feed = feed_of(batch, batch->block),
+                        .loss_sum = loss};
+    pass.feed.dropout_key = NULL;
     model_forward(reader->model, &pass, reader->activations);
-    *loss = pass.loss_sum;
     return 0;
 }
 

@@ -109,10 +109,10 @@ static void on_stepped(struct observer *observer, const struct session_view *vie
 static int open_sight(struct rank *rank, struct error *error)
 {
     struct session_view view;
-    session_look(rank->session, &view);
+    int result = session_look(rank->session, &view, error);
+    if (result) return result;
     size_t wide_size = dtype_size(view.wide_type);
     uint64_t all = rank->trial.parameters = view.map->parameters;
-    int result = 0;
     for (enum watched what = 0; what < WATCHED && !result; what++) {
         struct span span = watched_span(&view, what);
         result = memory_new(&rank->copies[what], span.bytes, 1, "a copy of the session's state", error);
@@ -150,7 +150,8 @@ static int open_session(struct rank *rank, struct error *error)
 static int gather(struct rank *rank, const void *shard, double scale, double *to, struct error *error)
 {
     struct session_view view;
-    session_look(rank->session, &view);
+    int result = session_look(rank->session, &view, error);
+    if (result) return result;
     const struct shard_map *map = view.map;
     size_t size = dtype_size(view.wide_type);
     const char *from = shard;
@@ -159,7 +160,7 @@ static int gather(struct rank *rank, const void *shard, double scale, double *to
         memcpy((char *)rank->whole + own.begin * size, from, (own.end - own.begin) * size);
         from += (own.end - own.begin) * size;
     }
-    int result = comm_all_gather(rank->talk, map, rank->whole, view.wide_type, error);
+    result = comm_all_gather(rank->talk, map, rank->whole, view.wide_type, error);
     for (uint64_t i = 0; i < map->parameters && to && !result; i++)
         to[i] = (view.wide_type == DTYPE_FP64 ? ((double *)rank->whole)[i] : (double)((float *)rank->whole)[i]) / scale;
     return result;

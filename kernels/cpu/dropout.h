@@ -80,7 +80,7 @@ static inline void dropout_words(uint32_t out[DROPOUT_BLOCK], const struct dropo
 static inline void dropout_factors(real *factor, const struct dropout *dropout, uint64_t sequence, uint64_t first,
                                    size_t n)
 {
-    const uint64_t key = dropout_key(dropout->seed, dropout->attempt);
+    const uint64_t key = *dropout->key;
     const uint32_t threshold = dropout_threshold(dropout->p);
     const real scale = (real)(1 / (1 - dropout->p));
     uint32_t words[DROPOUT_BLOCK];

@@ -26,6 +26,8 @@
 #define cpu_attention_backward INSTANCE(cpu_attention_backward)
 #define cpu_cross_entropy INSTANCE(cpu_cross_entropy)
 #define cpu_squared_error INSTANCE(cpu_squared_error)
+#define cpu_linear_loss INSTANCE(cpu_linear_loss)
+#define cpu_cast_rows INSTANCE(cpu_cast_rows)
 #define cpu_cast INSTANCE(cpu_cast)
 #define cpu_accumulate INSTANCE(cpu_accumulate)
 #define cpu_check INSTANCE(cpu_check)
@@ -48,6 +50,8 @@ CPU_KERNEL(attention_forward);
 CPU_KERNEL(attention_backward);
 CPU_KERNEL(cross_entropy);
 CPU_KERNEL(squared_error);
+CPU_KERNEL(linear_loss);
+CPU_KERNEL(cast_rows);
 CPU_KERNEL(cast);
 CPU_KERNEL(accumulate);
 CPU_KERNEL(check);

@@ -15,7 +15,7 @@ struct cross_entropy {
     const int32_t *target;
     const double *weight;
     const real *seed;
-    size_t classes, stride;
+    size_t repeat, classes, stride;
 };
 
 /* The largest of x[n], and 0, or NaN when one of them is not finite: an overflow is never hidden behind a probability
@@ -81,16 +81,17 @@ static void cross_entropy_rows(const void *arguments, struct cpu_share share)
     double sum = 0;
     for (size_t r = share.begin; r < share.end; r++) {
         element *x = ce->logits + r * ce->stride;
-        if (ce->weight[r] == 0) {
+        const double weight = ce->weight[r / ce->repeat];
+        if (weight == 0) {
             if (ce->seed) memset(x, 0, ce->stride * sizeof *x);
             continue;
         }
         real target;
         target = *widen(&target, x + ce->target[r], 1);
         const struct log_sum lse = log_sum_exp(x, ce->classes);
-        sum += ce->weight[r] * (lse.log + ((double)lse.max - (double)target));
+        sum += weight * (lse.log + ((double)lse.max - (double)target));
         if (!ce->seed) continue;
-        gradient_row(x, ce->target[r], lse, ce->seed[r], ce->classes);
+        gradient_row(x, ce->target[r], lse, ce->seed[r / ce->repeat], ce->classes);
         memset(x + ce->classes, 0, (ce->stride - ce->classes) * sizeof *x);
     }
     *(double *)share.scratch = sum;
@@ -108,9 +109,9 @@ static double sum_rows(struct kernels *kernels, cpu_task *task, const void *argu
 }
 
 void cpu_cross_entropy(struct kernels *kernels, compute *logits, const int32_t *target, const double *weight,
-                       const wide *seed, size_t rows, size_t classes, size_t stride, double *loss_sum)
+                       const wide *seed, size_t rows, size_t repeat, size_t classes, size_t stride, double *loss_sum)
 {
-    const struct cross_entropy ce = {logits, target, weight, seed, classes, stride};
+    const struct cross_entropy ce = {logits, target, weight, seed, repeat, classes, stride};
     *loss_sum += sum_rows(kernels, cross_entropy_rows, &ce, rows, 8);
 }
 

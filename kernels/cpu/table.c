@@ -1,10 +1,20 @@
 /* The kernels of one instance. */
 #include "kernels/cpu/element.h"
 #include "kernels/cpu/instance.h"
+#include "kernels/host_memory.h"
 
 const struct kernel_table INSTANCE(cpu_table) = {
     .name = "cpu",
     .close = cpu_close,
+    .on_host = true,
+    .allocate = host_allocate,
+    .release = host_release,
+    .clear = host_clear,
+    .copy = host_copy,
+    .upload = host_copy,
+    .download = host_download,
+    .wait = host_wait,
+    .memory_left = host_memory_left,
     .linear_forward = cpu_linear_forward,
     .linear_backward_input = cpu_linear_backward_input,
     .linear_backward_weight = cpu_linear_backward_weight,
@@ -20,6 +30,8 @@ const struct kernel_table INSTANCE(cpu_table) = {
     .attention_backward = cpu_attention_backward,
     .cross_entropy = cpu_cross_entropy,
     .squared_error = cpu_squared_error,
+    .linear_loss = cpu_linear_loss,
+    .cast_rows = cpu_cast_rows,
     .cast = cpu_cast,
     .accumulate = cpu_accumulate,
     .check = cpu_check,

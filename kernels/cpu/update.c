@@ -76,22 +76,25 @@ static void check_share(const void *arguments, struct cpu_share share)
         scaled += part_scaled;
         unscaled += part_unscaled;
     }
-    *(struct gradient_check *)share.scratch = (struct gradient_check){invalid == 0, scaled, unscaled};
+    *(struct gradient_check *)share.scratch = (struct gradient_check){invalid != 0, scaled, unscaled};
 }
 
-struct gradient_check cpu_check(struct kernels *kernels, const wide *gradient, size_t n, double inverse_scale)
+void cpu_check(struct kernels *kernels, struct gradient_check *into, const wide *gradient, size_t n,
+               double inverse_scale)
 {
     const struct check check = {gradient, inverse_scale};
-    struct gradient_check all = {.finite = true};
+    struct gradient_check all = {0};
     for (int t = 0; t < kernels->threads; t++) *(struct gradient_check *)cpu_scratch(kernels, t) = all;
     cpu_spread(kernels, check_share, &check, n, RUN);
     for (int t = 0; t < kernels->threads; t++) {
         const struct gradient_check *part = cpu_scratch(kernels, t);
-        all.finite = all.finite && part->finite;
+        all.nonfinite += part->nonfinite;
         all.sum_squares_scaled += part->sum_squares_scaled;
         all.sum_squares += part->sum_squares;
     }
-    return all;
+    into->nonfinite += all.nonfinite;
+    into->sum_squares_scaled += all.sum_squares_scaled;
+    into->sum_squares += all.sum_squares;
 }
 
 /* --- update ------------------------------------------------------------------------------------------------------ */

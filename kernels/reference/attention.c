@@ -53,8 +53,9 @@ static double score(const struct head *head, size_t i, size_t j)
 static double kept(const struct head *head, size_t i, size_t j)
 {
     if (!head->dropout) return 1;
-    const bool keeps = dropout_keeps(head->dropout, head->sequence, head->first_element + i * head->context + j);
-    return keeps ? 1 / (1 - head->dropout->p) : 0;
+    const struct dropout *dropout = head->dropout;
+    const uint64_t element = head->first_element + i * head->context + j;
+    return dropout_keeps(dropout->p, *dropout->key, dropout->site, head->sequence, element) ? 1 / (1 - dropout->p) : 0;
 }
 
 static double log_sum_exp(const struct head *head, size_t i)

@@ -6,6 +6,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "kernels/host_memory.h"
 
 /* --- products --------------------------------------------------------------------------------------------------- */
 
@@ -140,7 +143,8 @@ static void drop(struct kernels *kernels, compute *out_, const compute *x_, cons
     for (size_t b = 0; b < batch; b++) {
         for (size_t e = 0; e < elements; e++) {
             const size_t at = b * elements + e;
-            const bool keep = dropout->p == 0 || dropout_keeps(dropout, dropout->sequence[b], e);
+            const bool keep =
+                dropout->p == 0 || dropout_keeps(dropout->p, *dropout->key, dropout->site, dropout->sequence[b], e);
             out[at] = keep ? x[at] / (1 - dropout->p) : 0;
         }
     }
@@ -245,18 +249,20 @@ static double log_sum_exp(const double *x, size_t n)
 }
 
 static void cross_entropy(struct kernels *kernels, compute *logits_, const int32_t *target, const double *weight,
-                          const wide *seed_, size_t rows, size_t classes, size_t stride, double *loss_sum)
+                          const wide *seed_, size_t rows, size_t repeat, size_t classes, size_t stride,
+                          double *loss_sum)
 {
     (void)kernels;
     const double *seed = seed_;
     for (size_t r = 0; r < rows; r++) {
         double *x = (double *)logits_ + r * stride;
-        const double lse = weight[r] != 0 ? log_sum_exp(x, classes) : 0;
-        if (weight[r] != 0) *loss_sum += weight[r] * (lse - x[target[r]]);
+        const double w = weight[r / repeat];
+        const double lse = w != 0 ? log_sum_exp(x, classes) : 0;
+        if (w != 0) *loss_sum += w * (lse - x[target[r]]);
         if (!seed) continue;
         for (size_t c = 0; c < stride; c++) {
             const double onehot = c == (size_t)target[r] ? 1 : 0;
-            x[c] = weight[r] != 0 && c < classes ? (exp(x[c] - lse) - onehot) * seed[r] : 0;
+            x[c] = w != 0 && c < classes ? (exp(x[c] - lse) - onehot) * seed[r / repeat] : 0;
         }
     }
 }
@@ -280,7 +286,26 @@ static void squared_error(struct kernels *kernels, compute *gradient_, const com
     }
 }
 
+static void linear_loss(struct kernels *kernels, const double *x, const double *weight, const compute *w, size_t rows,
+                        size_t columns, double *loss_sum)
+{
+    (void)kernels;
+    for (size_t r = 0; r < rows; r++) {
+        double loss = 0;
+        if (weight[r] == 0) continue;
+        for (size_t c = 0; c < columns; c++) loss += x[r * columns + c] * ((const double *)w)[c];
+        *loss_sum += weight[r] * loss;
+    }
+}
+
 /* --- parameters, gradients, shards ------------------------------------------------------------------------------ */
+
+static void cast_rows(struct kernels *kernels, compute *out, const double *x, const double *weight, size_t rows,
+                      size_t columns)
+{
+    (void)kernels;
+    for (size_t i = 0; i < rows * columns; i++) ((double *)out)[i] = weight[i / columns] != 0 ? x[i] : 0;
+}
 
 static void cast(struct kernels *kernels, compute *out, const wide *in, size_t n)
 {
@@ -294,17 +319,16 @@ static void accumulate(struct kernels *kernels, wide *into, const compute *adden
     for (size_t i = 0; i < n; i++) ((double *)into)[i] += ((const double *)addend)[i];
 }
 
-static struct gradient_check check(struct kernels *kernels, const wide *gradient, size_t n, double inverse_scale)
+static void check(struct kernels *kernels, struct gradient_check *into, const wide *gradient, size_t n,
+                  double inverse_scale)
 {
     (void)kernels;
-    struct gradient_check result = {.finite = true};
     for (size_t i = 0; i < n; i++) {
         const double g = ((const double *)gradient)[i];
-        if (!isfinite(g)) result.finite = false;
-        result.sum_squares_scaled += g * g;
-        result.sum_squares += g * inverse_scale * (g * inverse_scale);
+        if (!isfinite(g)) into->nonfinite++;
+        into->sum_squares_scaled += g * g;
+        into->sum_squares += g * inverse_scale * (g * inverse_scale);
     }
-    return result;
 }
 
 static void adamw(double *w, double *m, double *v, double g, const struct update *u)
@@ -351,6 +375,15 @@ static void reference_close(struct kernels *kernels)
 static const struct kernel_table reference_table = {
     .name = "reference",
     .close = reference_close,
+    .on_host = true,
+    .allocate = host_allocate,
+    .release = host_release,
+    .clear = host_clear,
+    .copy = host_copy,
+    .upload = host_copy,
+    .download = host_download,
+    .wait = host_wait,
+    .memory_left = host_memory_left,
     .linear_forward = linear_forward,
     .linear_backward_input = linear_backward_input,
     .linear_backward_weight = linear_backward_weight,
@@ -366,6 +399,8 @@ static const struct kernel_table reference_table = {
     .attention_backward = reference_attention_backward,
     .cross_entropy = cross_entropy,
     .squared_error = squared_error,
+    .linear_loss = linear_loss,
+    .cast_rows = cast_rows,
     .cast = cast,
     .accumulate = accumulate,
     .check = check,

@@ -199,7 +199,7 @@ static void layernorm_backward(void)
 static void cross_entropy(void)
 {
     double loss = 0;
-    table->cross_entropy(kernels, act[4], tokens, ones, rows_wide[0], ROWS, VOCAB, STRIDE, &loss);
+    table->cross_entropy(kernels, act[4], tokens, ones, rows_wide[0], ROWS, 1, VOCAB, STRIDE, &loss);
 }
 
 static void embedding_forward(void)
@@ -219,15 +219,15 @@ static void add(void)
 
 static void dropout(void)
 {
-    static const uint64_t sequence[BATCH];
-    const struct dropout bits = {.p = 0.1, .seed = 1, .attempt = 1, .site = 0, .sequence = sequence};
+    static const uint64_t sequence[BATCH], key = 0x910A2DEC89025CC1;
+    const struct dropout bits = {.p = 0.1, .site = 0, .key = &key, .sequence = sequence};
     table->dropout(kernels, act[1], act[0], &bits, BATCH, CONTEXT * WIDTH);
 }
 
 static void attention_forward_dropout(void)
 {
-    static const uint64_t sequence[BATCH];
-    const struct dropout bits = {.p = 0.1, .seed = 1, .attempt = 1, .site = 0, .sequence = sequence};
+    static const uint64_t sequence[BATCH], key = 0x910A2DEC89025CC1;
+    const struct dropout bits = {.p = 0.1, .site = 0, .key = &key, .sequence = sequence};
     table->attention_forward(kernels, act[1], rows_wide[0], act[0], &bits, attention);
 }
 
@@ -249,7 +249,8 @@ static void accumulate(void)
 
 static void check(void)
 {
-    table->check(kernels, grad, PARAMETERS, 0x1p-16);
+    struct gradient_check sums = {0};
+    table->check(kernels, &sums, grad, PARAMETERS, 0x1p-16);
 }
 
 static void update(void)

@@ -124,32 +124,34 @@ static void run(const struct model *model, const Gacc__V1__ModelSection *spec, c
     struct data_shape shape;
     struct micro_batch *batch;
     struct activations *activations;
-    wide *master = calloc(n, sizeof(double)), *gradients = calloc(n, sizeof(double)),
-         *seeds = calloc(rows, sizeof(double));
+    wide *master = calloc(n, sizeof(double)), *gradients = calloc(n, sizeof(double));
     compute *rounded = calloc(n, sizeof(double));
-    if (!kernels || !master || !gradients || !seeds || !rounded) abort();
+    if (!kernels || !master || !gradients || !rounded) abort();
     data_shape_of(spec, &shape);
     check(micro_batch_open(&batch, &shape, rows, &error), &error);
-    check(activations_open(&activations, model, rows, true, &error), &error);
+    check(activations_open(&activations, model, kernels, rows, true, &error), &error);
     fill_batch(batch, spec, rows);
 
     double averaging = 1 / (double)(rows * spec->context);
     for (size_t i = 0; i < n || i < rows; i++) {
         if (wide_type == DTYPE_FP64) {
             if (i < n) ((double *)master)[i] = parameters[i];
-            if (i < rows) ((double *)seeds)[i] = averaging;
+            if (i < rows) ((double *)batch->seed)[i] = averaging;
         } else {
             if (i < n) ((float *)master)[i] = (float)parameters[i];
-            if (i < rows) ((float *)seeds)[i] = (float)averaging;
+            if (i < rows) ((float *)batch->seed)[i] = (float)averaging;
         }
     }
     kernels->table->cast(kernels, rounded, master, n);
+    double loss = 0;
     struct pass pass = {.kernels = kernels,
                         .parameters = rounded,
                         .gradients = gradients,
                         .batch = batch,
-                        .seed = seeds,
-                        .averaging = (long double)averaging};
+                        .feed = feed_of(batch, batch->block),
+                        .averaging = (long double)averaging,
+                        .loss_sum = &loss};
+    pass.feed.dropout_key = NULL;
     model_forward(model, &pass, activations);
     model_backward(model, &pass, activations);
 
@@ -158,7 +160,7 @@ static void run(const struct model *model, const Gacc__V1__ModelSection *spec, c
         double *to = put(output, "gradient/", tensor);
         for (size_t i = 0; i < tensor->size; i++) to[i] = wide_at(gradients, wide_type, tensor->begin + i);
     }
-    *put(output, "loss", &(struct tensor){.dimensions = 1, .shape = {1}}) = pass.loss_sum * averaging;
+    *put(output, "loss", &(struct tensor){.dimensions = 1, .shape = {1}}) = loss * averaging;
     struct tensor tokens = {.dimensions = 2, .shape = {rows, spec->context}};
     double *inputs = put(output, "tokens", &tokens), *targets = put(output, "targets", &tokens);
     for (size_t i = 0; i < rows * spec->context; i++) {
@@ -168,7 +170,7 @@ static void run(const struct model *model, const Gacc__V1__ModelSection *spec, c
     activations_close(activations);
     micro_batch_close(batch);
     kernels_close(kernels);
-    free(master), free(gradients), free(seeds), free(rounded);
+    free(master), free(gradients), free(rounded);
 }
 
 int main(int count, char **arguments)

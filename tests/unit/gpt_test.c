@@ -232,7 +232,7 @@ static void evaluation_gives_the_training_loss_and_leaves_gradients_alone(void *
     Gacc__V1__ModelSection spec = tiny();
     struct trial trial = open_tiny(&spec, 2);
     struct activations *small;
-    assert_int_equal(activations_open(&small, trial.model, 2, false, NULL), 0);
+    assert_int_equal(activations_open(&small, trial.model, trial.kernels, 2, false, NULL), 0);
     assert_true(activations_bytes(small) < activations_bytes(trial.activations) * 3 / 4);
     trial_read(&trial, 0, 2);
     trial_pass(&trial, 1, 0);

@@ -86,24 +86,27 @@ static void the_dropout_key_is_the_output_of_splitmix64(void **state)
 static void the_share_of_kept_elements_is_one_minus_p(void **state)
 {
     (void)state;
-    const struct dropout dropout = {.p = 0.3, .seed = 1337, .attempt = 7, .site = 2};
+    const uint64_t key = dropout_key(1337, 7);
     unsigned kept = 0;
-    for (uint64_t element = 0; element < 100000; element++) kept += dropout_keeps(&dropout, 5, element);
+    for (uint64_t element = 0; element < 100000; element++) kept += dropout_keeps(0.3, key, 2, 5, element);
     assert_in_range(kept, 69500, 70500); /* standard deviation 145 */
 }
 
 static void dropout_bits_depend_on_each_of_their_arguments(void **state)
 {
     (void)state;
-    const struct dropout base = {.p = 0.5, .seed = 1, .attempt = 1, .site = 0};
-    struct dropout other[3] = {base, base, base};
-    other[0].seed = 2, other[1].attempt = 2, other[2].site = 1;
-    for (size_t o = 0; o < 5; o++) {
+    static const struct {
+        uint64_t seed, attempt, sequence;
+        uint32_t site;
+    } base = {1, 1, 7, 0},
+      other[] = {{2, 1, 7, 0}, {1, 2, 7, 0}, {1, 1, 7, 1}, {1, 1, 8, 0}, {1, 1, 7 + (1ull << 32), 0}};
+    for (size_t o = 0; o < sizeof other / sizeof *other; o++) {
+        const uint64_t key = dropout_key(base.seed, base.attempt);
+        const uint64_t other_key = dropout_key(other[o].seed, other[o].attempt);
         unsigned equal = 0;
-        for (uint64_t e = 0; e < 1000; e++) {
-            const uint64_t sequence = o == 3 ? 8 : o == 4 ? (uint64_t)7 + (1ull << 32) : 7;
-            equal += dropout_keeps(&base, 7, e) == dropout_keeps(o < 3 ? &other[o] : &base, sequence, e);
-        }
+        for (uint64_t e = 0; e < 1000; e++)
+            equal += dropout_keeps(0.5, key, base.site, base.sequence, e) ==
+                     dropout_keeps(0.5, other_key, other[o].site, other[o].sequence, e);
         assert_in_range(equal, 420, 580); /* as two independent coins */
     }
 }
@@ -111,14 +114,13 @@ static void dropout_bits_depend_on_each_of_their_arguments(void **state)
 static void an_element_exactly_at_the_threshold_is_kept(void **state)
 {
     (void)state;
-    struct dropout dropout = {.p = 0, .seed = 3, .attempt = 1, .site = 4};
-    assert_true(dropout_keeps(&dropout, 0, 0));
+    const uint64_t key = dropout_key(3, 1);
+    assert_true(dropout_keeps(0, key, 4, 0, 0));
     uint32_t word[4] = {0, 4, 0, 0};
-    philox4x32(word, dropout_key(3, 1));
-    dropout.p = (word[0] >> 8) * 0x1p-24;
-    assert_true(dropout_keeps(&dropout, 0, 0));
-    dropout.p = nextafter(dropout.p, 1);
-    assert_false(dropout_keeps(&dropout, 0, 0));
+    philox4x32(word, key);
+    const double p = (word[0] >> 8) * 0x1p-24;
+    assert_true(dropout_keeps(p, key, 4, 0, 0));
+    assert_false(dropout_keeps(nextafter(p, 1), key, 4, 0, 0));
 }
 
 /* --- finite differences
@@ -252,7 +254,8 @@ static void the_backward_of_attention_is_its_derivative_with_and_without_dropout
 {
     (void)state;
     const uint64_t sequence[BATCH] = {3, 9};
-    const struct dropout dropout = {.p = 0.4, .seed = 5, .attempt = 2, .site = 1, .sequence = sequence};
+    const uint64_t key = dropout_key(5, 2);
+    const struct dropout dropout = {.p = 0.4, .site = 1, .key = &key, .sequence = sequence};
     for (int drops = 0; drops < 2; drops++) {
         struct attention_case a = {.dropout = drops ? &dropout : NULL};
         fill(a.qkv, TOKENS * PACKED, 1), fill(a.c, TOKENS * HEADS * SIZE, 2);
@@ -279,13 +282,14 @@ static void attention_dropout_leaves_lse_and_takes_the_bits_of_its_elements(void
 {
     (void)state;
     const uint64_t sequence[1] = {11};
-    const struct dropout dropout = {.p = 0.5, .seed = 5, .attempt = 2, .site = 1, .sequence = sequence};
+    const uint64_t key = dropout_key(5, 2);
+    const struct dropout dropout = {.p = 0.5, .site = 1, .key = &key, .sequence = sequence};
     double qkv[CONTEXT * 3] = {0}, out[CONTEXT], lse[CONTEXT];
     for (size_t i = 0; i < CONTEXT; i++) qkv[3 * i + 2] = 1;
     table->attention_forward(reference, out, lse, qkv, &dropout, (struct attention_shape){1, CONTEXT, 1, 1});
     for (size_t i = 0; i < CONTEXT; i++) {
         unsigned kept = 0;
-        for (size_t j = 0; j <= i; j++) kept += dropout_keeps(&dropout, 11, i * CONTEXT + j);
+        for (size_t j = 0; j <= i; j++) kept += dropout_keeps(0.5, key, 1, 11, i * CONTEXT + j);
         assert_near(out[i], 2.0 * kept / (double)(i + 1), 1e-15);
         assert_near(lse[i], log((double)(i + 1)), 1e-15);
     }
@@ -301,7 +305,7 @@ static double cross_entropy_value(void *context)
 {
     struct loss_case *l = context;
     double loss = 0;
-    table->cross_entropy(reference, l->logits, loss_target, l->weight, NULL, ROWS, OUT - 1, OUT, &loss);
+    table->cross_entropy(reference, l->logits, loss_target, l->weight, NULL, ROWS, 1, OUT - 1, OUT, &loss);
     return loss;
 }
 
@@ -320,7 +324,7 @@ static void the_gradients_of_the_losses_are_their_derivatives(void **state)
     double gradient[ROWS * OUT], ignored = 0;
     fill(l.logits, ROWS * OUT, 1), fill(l.target, ROWS * OUT, 2);
     memcpy(gradient, l.logits, sizeof gradient);
-    table->cross_entropy(reference, gradient, loss_target, l.weight, l.weight, ROWS, OUT - 1, OUT, &ignored);
+    table->cross_entropy(reference, gradient, loss_target, l.weight, l.weight, ROWS, 1, OUT - 1, OUT, &ignored);
     check_gradient("logits", (struct function){cross_entropy_value, &l}, l.logits, ROWS * OUT, gradient);
     table->squared_error(reference, gradient, l.logits, l.target, l.weight, l.weight, 0.5, ROWS, OUT, &ignored);
     check_gradient("prediction", (struct function){squared_error_value, &l}, l.logits, ROWS * OUT, gradient);
@@ -331,7 +335,7 @@ static void cross_entropy_of_logits_0_and_ln_3_is_ln_4(void **state)
     (void)state;
     double logits[2][2] = {{0, log(3)}, {0, log(3)}}, loss = 0;
     const double weight[2] = {1, 1};
-    table->cross_entropy(reference, logits, (int32_t[]){0, 1}, weight, weight, 2, 2, 2, &loss);
+    table->cross_entropy(reference, logits, (int32_t[]){0, 1}, weight, weight, 2, 1, 2, 2, &loss);
     assert_near(loss, log(4) + log(4.0 / 3), 1e-14);
     assert_near(logits[0][0], -0.75, 1e-15);
     assert_near(logits[1][0], 0.25, 1e-15);

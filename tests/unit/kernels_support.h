@@ -25,6 +25,14 @@
         if (!(fabs(got_ - want_) <= allowed_)) fail_msg("%s is %.17g, not %.17g ± %.3g", #got, got_, want_, allowed_); \
     } while (0)
 
+static inline struct gradient_check checked(struct kernels *kernels, const wide *gradient, size_t n,
+                                            double inverse_scale)
+{
+    struct gradient_check sums = {0};
+    kernels->table->check(kernels, &sums, gradient, n, inverse_scale);
+    return sums;
+}
+
 static const char *const variant_names[CPU_VARIANTS] = {"baseline", "avx2", "avx512"};
 
 /* --- elements ----------------------------------------------------------------------------------------------------- */

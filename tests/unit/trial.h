@@ -27,7 +27,7 @@ struct trial {
     struct activations *activations;
     double *parameters; /* as double; what the kernels see is rounded from them at every pass */
     compute *rounded;
-    wide *gradients, *seed;
+    wide *gradients;
     double loss;
 };
 
@@ -56,12 +56,11 @@ static inline struct trial trial_open(kernels_opener open, enum dtype type, cons
     if (model_open(&trial.model, spec, type, &error) < 0) fail_msg("%s", error.text);
     data_shape_of(spec, &trial.shape);
     assert_int_equal(micro_batch_open(&trial.batch, &trial.shape, rows, &error), 0);
-    assert_int_equal(activations_open(&trial.activations, trial.model, rows, true, &error), 0);
+    assert_int_equal(activations_open(&trial.activations, trial.model, trial.kernels, rows, true, &error), 0);
     size_t wide_size = dtype_size(dtype_wide(type)), n = trial_parameters(&trial);
     trial.parameters = calloc(n, sizeof *trial.parameters);
     trial.rounded = calloc(n, dtype_size(type));
     trial.gradients = calloc(n, wide_size);
-    trial.seed = calloc(rows, wide_size);
     for (size_t t = 0; t < trial.model->table.count; t++) {
         const struct tensor *tensor = &trial.model->table.tensors[t];
         for (uint64_t i = tensor->begin; i < tensor->begin + tensor->size; i++)
@@ -79,7 +78,6 @@ static inline void trial_close(struct trial *trial)
     free(trial->parameters);
     free(trial->rounded);
     free(trial->gradients);
-    free(trial->seed);
 }
 
 /* Sequences first … first + rows − 1 of an endless data set of random numbers; weights 1. */
@@ -135,18 +133,19 @@ static inline void trial_pass(struct trial *trial, double averaging, uint64_t at
     trial->kernels->table->cast(trial->kernels, trial->rounded, master, n);
     free(master);
     for (size_t r = 0; r < trial->batch->rows; r++)
-        trial_set_wide(trial, trial->seed, r, averaging * trial->batch->weight[r]);
+        trial_set_wide(trial, trial->batch->seed, r, averaging * trial->batch->weight[r]);
+    *trial->batch->dropout_key = dropout_key(1337, attempt);
+    trial->loss = 0;
     struct pass pass = {.kernels = trial->kernels,
                         .parameters = trial->rounded,
                         .gradients = averaging != 0 ? trial->gradients : NULL,
                         .batch = trial->batch,
-                        .seed = averaging != 0 ? trial->seed : NULL,
+                        .feed = feed_of(trial->batch, trial->batch->block),
                         .averaging = (long double)averaging,
-                        .dropout_seed = 1337,
-                        .attempt = attempt};
+                        .loss_sum = &trial->loss};
+    if (attempt == 0) pass.feed.dropout_key = NULL;
     model_forward(trial->model, &pass, trial->activations);
     if (averaging != 0) model_backward(trial->model, &pass, trial->activations);
-    trial->loss = pass.loss_sum;
 }
 
 static inline void trial_clear(struct trial *trial)

@@ -22,7 +22,8 @@ struct data_shape {
 };
 void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape);
 
-/* Up to `capacity` sequences of one micro-batch. */
+/* Up to `capacity` sequences of one micro-batch. Its arrays lie in one block, so that they can be sent to a device in
+ * one piece (feed_of in worker/model.h). */
 struct micro_batch {
     uint32_t index;        /* of the micro-batch in its step, global */
     size_t rows, capacity; /* sequences */
@@ -30,10 +31,15 @@ struct micro_batch {
     double *weight;        /* [rows] of each target of the row, in units of 2^exponent */
     int exponent;          /* 0 until micro_batch_scale */
     double weight_sum;     /* n_k = Σ over targets, as such */
+    void *seed;            /* [rows] for the caller: what the loss of each target of the row is multiplied by, fp32 or
+                              fp64 */
+    uint64_t *dropout_key; /* [1] for the caller, too */
     int32_t *tokens;       /* [rows, context] inputs, NULL unless a language model */
     int32_t *targets;      /* [rows, context], or [rows] classes, else NULL */
     double *x;             /* [rows, inputs], or the g of a tape [rows, size]; else NULL */
     double *y;             /* [rows, outputs], else NULL */
+    void *block;
+    size_t block_bytes;
 };
 int micro_batch_open(struct micro_batch **out, const struct data_shape *shape, size_t capacity, struct error *error);
 void micro_batch_close(struct micro_batch *batch);

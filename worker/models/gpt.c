@@ -39,7 +39,7 @@ static const struct gpt *gpt_of(const struct stage *stage)
 /* (B, T) positions of the micro-batch. */
 static size_t positions(const struct stage *stage, const struct pass *pass)
 {
-    return pass->batch->rows * gpt_of(stage)->context;
+    return pass->feed.rows * gpt_of(stage)->context;
 }
 
 /* --- dropout: one site number per place -----------------------------------------------------------------------------
@@ -58,9 +58,9 @@ static const struct dropout *dropout_at(const struct stage *stage, const struct 
                                         struct dropout *dropout)
 {
     double p = gpt_of(stage)->dropout;
-    if (p == 0 || pass->attempt == 0) return NULL;
-    *dropout = (struct dropout){
-        .p = p, .seed = pass->dropout_seed, .attempt = pass->attempt, .site = site, .sequence = pass->batch->sequence};
+    const struct feed *feed = &pass->feed;
+    if (p == 0 || !feed->dropout_key) return NULL;
+    *dropout = (struct dropout){.p = p, .site = site, .key = feed->dropout_key, .sequence = feed->sequence};
     return dropout;
 }
 
@@ -72,7 +72,7 @@ static const compute *drop(const struct stage *stage, const struct pass *pass, u
     const struct gpt *gpt = gpt_of(stage);
     struct dropout dropout;
     if (!dropout_at(stage, pass, site, &dropout)) return x;
-    pass->kernels->table->dropout(pass->kernels, memory, x, &dropout, pass->batch->rows, gpt->context * gpt->width);
+    pass->kernels->table->dropout(pass->kernels, memory, x, &dropout, pass->feed.rows, gpt->context * gpt->width);
     return memory;
 }
 
@@ -171,9 +171,9 @@ static void embedding_forward(const struct stage *stage, struct pass *pass, cons
 {
     (void)in, (void)saved, (void)scratch;
     const struct gpt *gpt = gpt_of(stage);
-    const struct micro_batch *batch = pass->batch;
-    pass->kernels->table->embedding_forward(pass->kernels, out, batch->tokens, tensor_parameters(pass, gpt->wte),
-                                            tensor_parameters(pass, gpt->wpe), batch->rows, gpt->context, gpt->width);
+    const struct feed *feed = &pass->feed;
+    pass->kernels->table->embedding_forward(pass->kernels, out, feed->tokens, tensor_parameters(pass, gpt->wte),
+                                            tensor_parameters(pass, gpt->wpe), feed->rows, gpt->context, gpt->width);
     drop(stage, pass, SITE_EMBEDDING, out, out);
 }
 
@@ -182,10 +182,10 @@ static void embedding_backward(const struct stage *stage, struct pass *pass, com
 {
     (void)din, (void)in, (void)saved;
     const struct gpt *gpt = gpt_of(stage);
-    const struct micro_batch *batch = pass->batch;
+    const struct feed *feed = &pass->feed;
     pass->kernels->table->embedding_backward(
         pass->kernels, tensor_gradient(pass, gpt->wte), tensor_gradient(pass, gpt->wpe),
-        drop(stage, pass, SITE_EMBEDDING, dout, scratch), batch->tokens, batch->rows, gpt->context, gpt->width);
+        drop(stage, pass, SITE_EMBEDDING, dout, scratch), feed->tokens, feed->rows, gpt->context, gpt->width);
 }
 
 static const struct stage_class embedding_class = {
@@ -256,7 +256,7 @@ static size_t block_saved_bytes(const struct stage *stage, size_t sequences)
 static struct attention_shape attention_shape(const struct gpt *gpt, const struct pass *pass)
 {
     return (struct attention_shape){
-        .batch = pass->batch->rows, .context = gpt->context, .heads = gpt->heads, .head_size = gpt->width / gpt->heads};
+        .batch = pass->feed.rows, .context = gpt->context, .heads = gpt->heads, .head_size = gpt->width / gpt->heads};
 }
 
 /* `out` holds each branch before it joins the residual stream. */
@@ -347,59 +347,29 @@ static size_t head_saved_bytes(const struct stage *stage, size_t sequences)
     return lay_out_head(stage, sequences * gpt_of(stage)->context, &saved, NULL);
 }
 
-/* A sequence's weight and seed, repeated for each of its targets. */
-struct targets {
-    double *weight; /* (B, T) */
-    wide *seed;     /* (B, T) */
-};
-
-static size_t lay_out_targets(const struct stage *stage, size_t rows, struct targets *targets, void *base)
-{
-    struct carver carver = {.base = (uintptr_t)base};
-    targets->weight = carve(&carver, rows * sizeof *targets->weight);
-    targets->seed = carve(&carver, rows * dtype_size(dtype_wide(stage->model->compute_type)));
-    return carver.used;
-}
-
-static size_t head_scratch_bytes(const struct stage *stage, size_t sequences)
-{
-    struct targets targets;
-    return lay_out_targets(stage, sequences * gpt_of(stage)->context, &targets, NULL);
-}
-
-static void spread(void *to, const void *from, size_t element, size_t sequences, size_t context)
-{
-    for (size_t i = 0; i < sequences * context; i++)
-        memcpy((char *)to + i * element, (const char *)from + i / context * element, element);
-}
-
 static struct linear_shape head_shape(const struct gpt *gpt, size_t rows)
 {
     return (struct linear_shape){
         .rows = rows, .in = gpt->width, .out = gpt->vocab, .layout = WEIGHT_OUT_IN, .stride = gpt->logits_stride};
 }
 
+/* All targets of a sequence share its weight and its seed. */
 static void head_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
                          void *scratch)
 {
-    (void)out;
+    (void)out, (void)scratch;
     const struct gpt *gpt = gpt_of(stage);
     const struct kernel_table *k = pass->kernels->table;
-    const struct micro_batch *batch = pass->batch;
+    const struct feed *feed = &pass->feed;
     size_t rows = positions(stage, pass);
     struct head_saved saved;
-    struct targets targets;
     lay_out_head(stage, rows, &saved, memory);
-    lay_out_targets(stage, rows, &targets, scratch);
 
     norm(pass, &gpt->ln_f, &saved.ln_f, NULL, in, NULL, rows);
     k->linear_forward(pass->kernels, saved.logits, NULL, saved.ln_f.y, tensor_parameters(pass, gpt->head), NULL,
                       head_shape(gpt, rows), ACTIVATE_NONE);
-    spread(targets.weight, batch->weight, sizeof *batch->weight, batch->rows, gpt->context);
-    if (pass->gradients)
-        spread(targets.seed, pass->seed, dtype_size(dtype_wide(stage->model->compute_type)), batch->rows, gpt->context);
-    k->cross_entropy(pass->kernels, saved.logits, batch->targets, targets.weight, pass->gradients ? targets.seed : NULL,
-                     rows, gpt->vocab, gpt->logits_stride, &pass->loss_sum);
+    k->cross_entropy(pass->kernels, saved.logits, feed->targets, feed->weight, pass->gradients ? feed->seed : NULL,
+                     rows, gpt->context, gpt->vocab, gpt->logits_stride, pass->loss_sum);
 }
 
 static void head_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
@@ -423,7 +393,7 @@ static const struct stage_class head_class = {
     .name = "head",
     .out_bytes = no_bytes,
     .saved_bytes = head_saved_bytes,
-    .scratch_bytes = head_scratch_bytes,
+    .scratch_bytes = no_bytes,
     .forward = head_forward,
     .backward = head_backward,
 };

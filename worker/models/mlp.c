@@ -8,10 +8,8 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "worker/models/models.h"
-#include "worker/rounding.h"
 
 struct layer {
     size_t in, out;
@@ -65,35 +63,21 @@ static struct linear_shape layer_shape(const struct layer *layer, size_t rows)
     return (struct linear_shape){.rows = rows, .in = layer->in, .out = layer->out, .layout = WEIGHT_OUT_IN};
 }
 
-/* A row of weight 0 is read as zeros: what stands in it must not reach a product, where inf·0 would be NaN. */
-static void read_inputs(const struct pass *pass, const struct layer *layer, compute *x)
-{
-    const struct micro_batch *batch = pass->batch;
-    size_t row_bytes = layer->in * dtype_size(pass->kernels->compute_type);
-    for (size_t row = 0; row < batch->rows; row++) {
-        compute *to = (char *)x + row * row_bytes;
-        if (batch->weight[row] == 0)
-            memset(to, 0, row_bytes);
-        else
-            rounding_from_double(pass->kernels, to, batch->x + row * layer->in, layer->in);
-    }
-}
-
 /* Adds the loss; with seeds, turns the prediction into its gradient. */
 static void take_loss(const struct stage *stage, struct pass *pass, compute *prediction)
 {
     const struct layer *layer = stage->parameters;
-    const struct micro_batch *batch = pass->batch;
+    const struct feed *feed = &pass->feed;
     const struct kernel_table *k = pass->kernels->table;
-    const wide *seed = pass->gradients ? pass->seed : NULL;
+    const wide *seed = pass->gradients ? feed->seed : NULL;
     size_t outputs = layer->out;
     if (stage->model->spec->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY) {
-        k->cross_entropy(pass->kernels, prediction, batch->targets, batch->weight, seed, batch->rows, outputs, outputs,
-                         &pass->loss_sum);
+        k->cross_entropy(pass->kernels, prediction, feed->targets, feed->weight, seed, feed->rows, 1, outputs, outputs,
+                         pass->loss_sum);
     } else {
         double factor = stage->model->spec->loss == GACC__V1__LOSS__LOSS_MSE ? 1 / (double)outputs : 0.5;
-        k->squared_error(pass->kernels, prediction, prediction, batch->y, batch->weight, seed, factor, batch->rows,
-                         outputs, &pass->loss_sum);
+        k->squared_error(pass->kernels, prediction, prediction, feed->y, feed->weight, seed, factor, feed->rows,
+                         outputs, pass->loss_sum);
     }
 }
 
@@ -103,13 +87,13 @@ static void layer_forward(const struct stage *stage, struct pass *pass, const co
     (void)scratch;
     const struct layer *layer = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
-    size_t rows = pass->batch->rows;
+    size_t rows = pass->feed.rows;
     struct linear_shape shape = layer_shape(layer, rows);
     const compute *weight = tensor_parameters(pass, layer->weight), *bias = tensor_parameters(pass, layer->bias);
     struct layer_saved saved;
     lay_out(stage, rows, &saved, memory);
-    if (layer->first) {
-        read_inputs(pass, layer, saved.x);
+    if (layer->first) { /* a row of weight 0 becomes zeros: what stands in it must not reach a product */
+        k->cast_rows(pass->kernels, saved.x, pass->feed.x, pass->feed.weight, rows, layer->in);
         in = saved.x;
     }
     if (layer->last) {
@@ -132,7 +116,7 @@ static void layer_backward(const struct stage *stage, struct pass *pass, compute
 {
     const struct layer *layer = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
-    size_t rows = pass->batch->rows;
+    size_t rows = pass->feed.rows;
     struct linear_shape shape = layer_shape(layer, rows);
     struct layer_saved saved;
     lay_out(stage, rows, &saved, memory);

@@ -34,17 +34,4 @@ static inline wide *tensor_gradient(const struct pass *pass, const struct tensor
                   : NULL;
 }
 
-/* Lays buffers one after the other, each on a cache line of its own. From base 0 it only measures. */
-struct carver {
-    uintptr_t base;
-    size_t used;
-};
-
-static inline void *carve(struct carver *carver, size_t bytes)
-{
-    void *at = (void *)(carver->base + carver->used); // NOLINT(performance-no-int-to-ptr)
-    carver->used += (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
-    return at;
-}
-
 #endif

@@ -2,10 +2,9 @@
  * tape: ℓ(w) = g·w with g read from the data, so the gradient of the mean loss is g itself. For testing everything
  * around a model without one.
  */
-#include <string.h>
-
 #include "worker/models/models.h"
-#include "worker/rounding.h"
+
+#define BLOCK 512 /* elements of a sum that are on their way at a time */
 
 struct tape {
     const struct tensor *weight; /* [1, size] */
@@ -14,17 +13,16 @@ struct tape {
 struct tape_scratch {
     double *sum;      /* [size] averaging · Σ v·g */
     compute *rounded; /* [size] the same, as a model of this compute type would have computed it */
-    wide *weight;     /* [size] */
+    double *one;      /* [1] the weight of that row */
 };
 
 static size_t lay_out(const struct stage *stage, struct tape_scratch *scratch, void *base)
 {
     const struct tape *tape = stage->parameters;
-    enum dtype type = stage->model->compute_type;
     struct carver carver = {.base = (uintptr_t)base};
     scratch->sum = carve(&carver, tape->weight->size * sizeof *scratch->sum);
-    scratch->rounded = carve(&carver, tape->weight->size * dtype_size(type));
-    scratch->weight = carve(&carver, tape->weight->size * dtype_size(dtype_wide(type)));
+    scratch->rounded = carve(&carver, tape->weight->size * dtype_size(stage->model->compute_type));
+    scratch->one = carve(&carver, sizeof *scratch->one);
     return carver.used;
 }
 
@@ -41,28 +39,25 @@ static size_t tape_scratch_bytes(const struct stage *stage, size_t rows)
     return lay_out(stage, &scratch, NULL);
 }
 
-static double as_double(const wide *values, enum dtype type, size_t i)
-{
-    return type == DTYPE_FP64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
-}
-
 static void tape_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *saved,
                          void *memory)
 {
-    (void)in, (void)out, (void)saved;
+    (void)in, (void)out, (void)saved, (void)memory;
     const struct tape *tape = stage->parameters;
+    const struct feed *feed = &pass->feed;
+    pass->kernels->table->linear_loss(pass->kernels, feed->x, feed->weight, tensor_parameters(pass, tape->weight),
+                                      feed->rows, tape->weight->size, pass->loss_sum);
+}
+
+/* averaging · Σ v·g of elements first … first + count − 1, worked out on the host, where long double is at hand. */
+static void sum_block(const struct pass *pass, size_t size, size_t first, size_t count, double *sums)
+{
     const struct micro_batch *batch = pass->batch;
-    size_t size = tape->weight->size;
-    enum dtype wide_type = dtype_wide(stage->model->compute_type);
-    struct tape_scratch scratch;
-    lay_out(stage, &scratch, memory);
-    memset(scratch.weight, 0, size * dtype_size(wide_type));
-    pass->kernels->table->accumulate(pass->kernels, scratch.weight, tensor_parameters(pass, tape->weight), size);
-    for (size_t row = 0; row < batch->rows; row++) {
-        if (batch->weight[row] == 0) continue;
-        double loss = 0;
-        for (size_t i = 0; i < size; i++) loss += batch->x[row * size + i] * as_double(scratch.weight, wide_type, i);
-        pass->loss_sum += batch->weight[row] * loss;
+    for (size_t i = 0; i < count; i++) {
+        double sum = 0;
+        for (size_t row = 0; row < batch->rows; row++)
+            if (batch->weight[row] != 0) sum += batch->weight[row] * batch->x[row * size + first + i];
+        sums[i] = (double)(pass->averaging * (long double)sum);
     }
 }
 
@@ -71,18 +66,20 @@ static void tape_backward(const struct stage *stage, struct pass *pass, compute 
 {
     (void)din, (void)dout, (void)in, (void)saved;
     const struct tape *tape = stage->parameters;
-    const struct micro_batch *batch = pass->batch;
+    const struct kernel_table *k = pass->kernels->table;
+    const double one = 1;
+    double sums[BLOCK];
     size_t size = tape->weight->size;
     struct tape_scratch scratch;
     lay_out(stage, &scratch, memory);
-    for (size_t i = 0; i < size; i++) {
-        double sum = 0;
-        for (size_t row = 0; row < batch->rows; row++)
-            if (batch->weight[row] != 0) sum += batch->weight[row] * batch->x[row * size + i];
-        scratch.sum[i] = (double)(pass->averaging * (long double)sum);
+    for (size_t first = 0; first < size; first += BLOCK) {
+        size_t count = size - first < BLOCK ? size - first : BLOCK;
+        sum_block(pass, size, first, count, sums);
+        k->upload(pass->kernels, scratch.sum + first, sums, count * sizeof *sums);
     }
-    rounding_from_double(pass->kernels, scratch.rounded, scratch.sum, size);
-    pass->kernels->table->accumulate(pass->kernels, tensor_gradient(pass, tape->weight), scratch.rounded, size);
+    k->upload(pass->kernels, scratch.one, &one, sizeof one);
+    k->cast_rows(pass->kernels, scratch.rounded, scratch.sum, scratch.one, 1, size);
+    k->accumulate(pass->kernels, tensor_gradient(pass, tape->weight), scratch.rounded, size);
 }
 
 static const struct stage_class tape_class = {

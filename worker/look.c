@@ -1,0 +1,68 @@
+/* The session's buffers as the host reads them: for export, checks, and whoever looks on. Training itself reads none.
+ */
+#include <stdlib.h>
+
+#include "worker/memory.h"
+#include "worker/session_internal.h"
+
+static const char *const buffer_names[BUFFERS] = {
+    [BUFFER_PARAMETERS] = "parameters",    [BUFFER_GRADIENTS] = "gradients", [BUFFER_SHARD] = "gradient shard",
+    [BUFFER_MASTER] = "master parameters", [BUFFER_M] = "first moments",     [BUFFER_V] = "second moments",
+};
+
+static const void *buffer_at(const struct session *session, enum buffer which)
+{
+    const void *const buffers[BUFFERS] = {
+        [BUFFER_PARAMETERS] = session->parameters, [BUFFER_GRADIENTS] = session->gradients,
+        [BUFFER_SHARD] = session->shard,           [BUFFER_MASTER] = session->master,
+        [BUFFER_M] = session->optimizer.m,         [BUFFER_V] = session->optimizer.v,
+    };
+    return buffers[which];
+}
+
+static uint64_t buffer_bytes(const struct session *session, enum buffer which)
+{
+    if (which == BUFFER_PARAMETERS) return session->map.parameters * dtype_size(session->compute_type);
+    uint64_t elements = which == BUFFER_GRADIENTS ? session->map.parameters : session->owned;
+    return elements * dtype_size(session->wide_type);
+}
+
+int session_read(struct session *session, enum buffer which, const void **out, struct error *error)
+{
+    const struct kernel_table *table = session->kernels->table;
+    const void *buffer = *out = buffer_at(session, which);
+    if (table->on_host || !buffer) return 0;
+    uint64_t bytes = buffer_bytes(session, which);
+    if (!session->copies[which]) {
+        char what[64];
+        snprintf(what, sizeof what, "the host's copy of the %s", buffer_names[which]);
+        int result = memory_new(&session->copies[which], bytes, 1, what, error);
+        if (result) return result;
+    }
+    *out = session->copies[which];
+    return table->download(session->kernels, session->copies[which], buffer, bytes, error);
+}
+
+int session_look(struct session *session, struct session_view *view, struct error *error)
+{
+    *view = (struct session_view){
+        .rank = session->comm->rank,
+        .compute_type = session->compute_type,
+        .wide_type = session->wide_type,
+        .table = &session->model->table,
+        .map = &session->map,
+        .owned = session->owned,
+    };
+    const void **const seen[BUFFERS] = {
+        [BUFFER_PARAMETERS] = &view->parameters,
+        [BUFFER_GRADIENTS] = &view->gradients,
+        [BUFFER_SHARD] = &view->shard,
+        [BUFFER_MASTER] = &view->master,
+        [BUFFER_M] = &view->m,
+        [BUFFER_V] = &view->v,
+    };
+    int result = 0;
+    for (enum buffer which = 0; which < BUFFERS && !result; which++)
+        result = session_read(session, which, seen[which], error);
+    return result;
+}

@@ -1,0 +1,129 @@
+/*
+ * The large buffers of a session, one reservation of the backend's memory for each kind, and what they take. They
+ * depend on b, never on B, K or the step.
+ */
+#include <stdlib.h>
+
+#include "worker/memory.h"
+#include "worker/session_internal.h"
+
+static void lay_out_shard(struct session *session, struct carver *carver)
+{
+    size_t bytes = session->owned * dtype_size(session->wide_type);
+    session->shard = carve(carver, bytes);
+    session->master = carve(carver, bytes);
+}
+
+static int reserve_shard(struct session *session, struct error *error)
+{
+    struct carver carver = {0};
+    lay_out_shard(session, &carver);
+    int result = memory_reserve(session->kernels, &session->shard_memory, carver.used,
+                                "the gradient shard and the master parameters", error);
+    carver = (struct carver){.base = (uintptr_t)session->shard_memory};
+    lay_out_shard(session, &carver);
+    return result;
+}
+
+/* A device has a copy of the batch; where memory is the host's, the batch itself is fed. */
+static int reserve_feed(struct session *session, struct error *error)
+{
+    if (session->kernels->table->on_host) {
+        session->feed = session->batch->block;
+        return 0;
+    }
+    return memory_reserve(session->kernels, &session->feed, session->batch->block_bytes, "a micro-batch", error);
+}
+
+/* What grows with b. */
+static uint64_t bytes_of_micro_batch(const struct session *session, uint32_t micro)
+{
+    uint64_t row = session->kernels->table->on_host ? 0 : session->batch->block_bytes / session->batch->capacity + 1;
+    return activations_measure(session->model, micro, true) + row * micro;
+}
+
+/* The largest b for which there is room; 0: none. */
+static uint32_t micro_that_fits(const struct session *session, uint64_t room)
+{
+    uint32_t fits = 0, above = session->job->batch->micro;
+    while (above - fits > 1) {
+        uint32_t middle = fits + (above - fits) / 2;
+        if (bytes_of_micro_batch(session, middle) <= room)
+            fits = middle;
+        else
+            above = middle;
+    }
+    return fits;
+}
+
+/* Adds to an error about the memory of a micro-batch what would help. */
+static int advise(const struct session *session, struct error *error)
+{
+    const struct kernel_table *table = session->kernels->table;
+    uint32_t micro = session->job->batch->micro;
+    uint64_t left, all;
+    if (!error || !table->memory_left(session->kernels, &left, &all)) return -(int)STATUS_INTERNAL;
+    if (!table->on_host && session->feed) left += session->batch->block_bytes;
+    if (bytes_of_micro_batch(session, micro) <= left) return -(int)STATUS_INTERNAL; /* it is not for want of room */
+    struct error what = *error;
+    uint32_t fits = micro_that_fits(session, left);
+    if (fits == 0) return error_set(error, STATUS_INTERNAL, "%s; not even batch.micro: 1 fits", what.text);
+    return error_set(error, STATUS_INTERNAL, "%s; batch.micro: %u fits, %u does not", what.text, fits, micro);
+}
+
+int session_reserve(struct session *session, struct error *error)
+{
+    struct kernels *kernels = session->kernels;
+    const struct tensor_table *table = &session->model->table;
+    int result = memory_reserve(kernels, &session->parameters, table->parameters * dtype_size(session->compute_type),
+                                "the parameters", error);
+    if (!result)
+        result = memory_reserve(kernels, &session->gradients, table->parameters * dtype_size(session->wide_type),
+                                "the gradients", error);
+    if (!result) result = reserve_shard(session, error);
+    if (!result)
+        result = optimizer_open(&session->optimizer, kernels, session->job->optimizer, session->wide_type,
+                                session->owned, error);
+    if (!result) result = results_open(&session->results, kernels, session->layout.count, error);
+    if (result) return result;
+    result = reserve_feed(session, error);
+    if (!result)
+        result =
+            activations_open(&session->activations, session->model, kernels, session->job->batch->micro, true, error);
+    return result ? advise(session, error) : 0;
+}
+
+void session_release(struct session *session)
+{
+    struct kernels *kernels = session->kernels;
+    if (!kernels) return;
+    const struct kernel_table *table = kernels->table;
+    activations_close(session->activations);
+    results_close(&session->results);
+    optimizer_close(&session->optimizer);
+    if (!table->on_host) table->release(kernels, session->feed);
+    table->release(kernels, session->shard_memory);
+    table->release(kernels, session->gradients);
+    table->release(kernels, session->parameters);
+    for (enum buffer which = 0; which < BUFFERS; which++) free(session->copies[which]);
+}
+
+void session_memory(const struct session *session, struct session_memory *memory)
+{
+    uint64_t wide_size = dtype_size(session->wide_type);
+    struct data_shape shape;
+    data_shape_of(session->job->model, &shape);
+    uint64_t row = sizeof(uint64_t) + sizeof(double) + wide_size; /* sequence, weight, seed */
+    if (session->batch->tokens) row += shape.context * sizeof(int32_t);
+    if (session->batch->targets) row += (shape.context ? shape.context : 1) * sizeof(int32_t);
+    if (session->batch->x) row += (shape.size ? shape.size : shape.inputs) * sizeof(double);
+    if (session->batch->y) row += shape.outputs * sizeof(double);
+    *memory = (struct session_memory){
+        .parameters = session->map.parameters * dtype_size(session->compute_type),
+        .gradients = session->map.parameters * wide_size,
+        .shard = 2 * session->owned * wide_size,
+        .moments = optimizer_bytes(&session->optimizer),
+        .activations = activations_bytes(session->activations),
+        .batch = row * session->batch->capacity,
+    };
+}
