@@ -1,0 +1,68 @@
+#include "check.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <sys/wait.h>
+#include <unistd.h>
+
+outcome in_child(std::initializer_list<std::string> settings, const std::function<int()> &body)
+{
+    FILE *errors = tmpfile();
+    assert_non_null(errors);
+    fflush(nullptr);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(fileno(errors), STDERR_FILENO);
+        for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL})
+            std::signal(signal, SIG_DFL); // cmocka's go on with the test
+        for (const std::string &setting : settings) {
+            size_t equals = setting.find('=');
+            setenv(setting.substr(0, equals).c_str(), setting.substr(equals + 1).c_str(), 1);
+        }
+        _exit(body());
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    outcome outcome = {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0, ""};
+    rewind(errors);
+    char buffer[4096];
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, errors)) > 0;) outcome.errors.append(buffer, n);
+    fclose(errors);
+    return outcome;
+}
+
+int wrong_seeds(int seeds, const std::function<int()> &body, std::initializer_list<std::string> settings)
+{
+    int wrong = 0;
+    for (int seed = 0; seed < seeds; seed++) {
+        setenv("SIM_SEED", std::to_string(seed).c_str(), 1);
+        outcome outcome = in_child(settings, body);
+        if (outcome.exit != 0) wrong++;
+        if (outcome.exit != 0 && outcome.exit != 1) fprintf(stderr, "seed %d: %s", seed, outcome.errors.c_str());
+    }
+    unsetenv("SIM_SEED");
+    return wrong;
+}
+
+int aborted_seeds(int seeds, const char *text, const std::function<int()> &body)
+{
+    int aborted = 0;
+    for (int seed = 0; seed < seeds; seed++) {
+        outcome outcome = in_child({"SIM_SEED=" + std::to_string(seed)}, body);
+        if (outcome.signal == SIGABRT && outcome.says(text))
+            aborted++;
+        else
+            fprintf(stderr, "seed %d: exit %d, signal %d: %s\n", seed, outcome.exit, outcome.signal,
+                    outcome.errors.c_str());
+    }
+    return aborted;
+}
+
+void must(int error, const char *call, int line)
+{
+    if (!error) return;
+    fprintf(stderr, "line %d: %s: error %d\n", line, call, error);
+    _exit(2);
+}
