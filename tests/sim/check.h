@@ -11,6 +11,8 @@
 #include <string>
 #include <tuple>
 
+#include <fstream> // before cmocka.h, whose macro fail() it would meet
+
 // cmocka.h wants these before it
 #include <csetjmp>
 #include <cstdarg>
@@ -71,6 +73,7 @@ template <class T> T *device_array(size_t n, const T *values)
 {
     T *array = device_array<T>(n);
     MUST(cudaMemcpy(array, values, n * sizeof(T), cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize()); // from pageable memory it may return before the device has the values
     return array;
 }
 

@@ -330,6 +330,11 @@ bool on_device(int device, const void *pointer, size_t size, const char *what)
     return true;
 }
 
+void must_be_on_device(int device, const void *pointer, size_t size, const char *what)
+{
+    if (!on_device(device, pointer, size, what)) fatal(__FILE__, __LINE__, "%s at %p when it runs", what, pointer);
+}
+
 bool on_host(const void *pointer, size_t size, const char *what)
 {
     arena &a = memory();

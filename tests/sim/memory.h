@@ -35,6 +35,9 @@ location locate(const void *pointer);
 /* Whether [pointer, pointer + size) lies in one live allocation on the device; `what` names it in the explanation. */
 bool on_device(int device, const void *pointer, size_t size, const char *what);
 
+/* For an operation that runs: ends the program when the memory it was given is not there any more. */
+void must_be_on_device(int device, const void *pointer, size_t size, const char *what);
+
 /* Whether a host range that begins in pinned memory ends in it, and one that begins elsewhere is not the device's. */
 bool on_host(const void *pointer, size_t size, const char *what);
 

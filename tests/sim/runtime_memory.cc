@@ -43,17 +43,34 @@ cudaMemcpyKind direction(const void *to, const void *from)
     return from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost;
 }
 
-bool ends_fit(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, int device)
+/* A copy's two ends: which of them are the device's. */
+struct ends {
+    void *to;
+    const void *from;
+    size_t bytes;
+    int device;
+    bool to_device, from_device;
+};
+
+bool fit(const ends &e)
 {
-    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return (to_device ? on_device(device, to, bytes, "copy: destination") : on_host(to, bytes, "copy: destination")) &&
-           (from_device ? on_device(device, from, bytes, "copy: source") : on_host(from, bytes, "copy: source"));
+    return (e.to_device ? on_device(e.device, e.to, e.bytes, "copy: destination")
+                        : on_host(e.to, e.bytes, "copy: destination")) &&
+           (e.from_device ? on_device(e.device, e.from, e.bytes, "copy: source")
+                          : on_host(e.from, e.bytes, "copy: source"));
 }
 
-operation copy_operation(void *to, const void *from, size_t bytes)
+/* `content`, where it was taken at the call, stands for the source. */
+operation copy_operation(const ends &e, const std::shared_ptr<std::string> &content)
 {
-    return {"a copy", [=] { return memmove(to, from, bytes), progress::done; }, {}};
+    return {"a copy",
+            [e, content] {
+                if (e.to_device) must_be_on_device(e.device, e.to, e.bytes, "copy: destination");
+                if (e.from_device) must_be_on_device(e.device, e.from, e.bytes, "copy: source");
+                memmove(e.to, content ? content->data() : e.from, e.bytes);
+                return progress::done;
+            },
+            {}};
 }
 
 /* A copy is asynchronous for the host where both ends are the device's or pinned. From pageable memory the driver takes
@@ -64,24 +81,27 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
     if (kind == cudaMemcpyDefault) kind = direction(to, from);
     if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDeviceToDevice) return cudaErrorInvalidMemcpyDirection;
     if (bytes == 0) return cudaSuccess;
-    if (!ends_fit(to, from, bytes, kind, stream->device)) return cudaErrorInvalidValue;
-    bool from_pageable =
-        kind != cudaMemcpyDeviceToHost && kind != cudaMemcpyDeviceToDevice && locate(from).where == place::pageable;
-    bool to_pageable =
-        kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToDevice && locate(to).where == place::pageable;
+    ends e = {to,
+              from,
+              bytes,
+              stream->device,
+              kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+              kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice};
+    if (!fit(e)) return cudaErrorInvalidValue;
+    bool from_pageable = !e.from_device && locate(from).where == place::pageable;
+    bool to_pageable = !e.to_device && locate(to).where == place::pageable;
     if ((wait || from_pageable || to_pageable) && stream->capturing)
         return explain("a copy of pageable memory, or one that waits, in a capture"),
                capture_spoil(*stream, cudaErrorStreamCaptureUnsupported);
-    if (from_pageable && kind == cudaMemcpyHostToDevice) {
+    if (from_pageable && e.to_device) {
         trace("copy from pageable memory", "host-sync");
-        auto content = std::make_shared<std::string>(static_cast<const char *>(from), bytes);
-        enqueue(*stream,
-                {"a copy of pageable memory", [=] { return memcpy(to, content->data(), bytes), progress::done; }, {}});
+        enqueue(*stream, copy_operation(e, std::make_shared<std::string>(static_cast<const char *>(from), bytes)));
         return cudaSuccess;
     }
-    enqueue(*stream, copy_operation(to, from, bytes));
-    if (to_pageable || kind == cudaMemcpyHostToHost) trace("copy to pageable memory", "host-sync");
-    if (to_pageable || kind == cudaMemcpyHostToHost || (wait && kind != cudaMemcpyDeviceToDevice)) run_stream(*stream);
+    enqueue(*stream, copy_operation(e, nullptr));
+    bool on_host_only = !e.to_device && !e.from_device;
+    if (to_pageable || on_host_only) trace("copy to pageable memory", "host-sync");
+    if (to_pageable || on_host_only || (wait && kind != cudaMemcpyDeviceToDevice)) run_stream(*stream);
     return cudaSuccess;
 }
 
@@ -90,7 +110,14 @@ cudaError_t fill(void *to, int value, size_t bytes, stream *stream)
     if (cudaError_t error = check_stream(stream)) return error;
     if (bytes == 0) return cudaSuccess;
     if (!on_device(stream->device, to, bytes, "fill")) return cudaErrorInvalidValue;
-    enqueue(*stream, {"a fill", [=] { return memset(to, value, bytes), progress::done; }, {}});
+    int device = stream->device;
+    enqueue(*stream, {"a fill",
+                      [=] {
+                          must_be_on_device(device, to, bytes, "fill");
+                          memset(to, value, bytes);
+                          return progress::done;
+                      },
+                      {}});
     return cudaSuccess;
 }
 

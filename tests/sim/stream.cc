@@ -158,7 +158,7 @@ void record(const std::shared_ptr<event> &event, stream &stream)
     event->captured_in = nullptr;
     enqueue(stream, {"an event",
                      [event, recording] {
-                         event->done = recording;
+                         event->done = std::max(event->done, recording); // another stream's may be done first
                          event->seconds = seconds_now();
                          return progress::done;
                      },
