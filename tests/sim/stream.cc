@@ -76,9 +76,12 @@ bool runnable(const stream &stream)
     return !ready || ready();
 }
 
+bool operation_begun; /* by the last step: whatever can come between its two halves is given an even chance */
+
 /* One of `candidates`, the faster the likelier. */
 size_t choose(const std::vector<stream *> &candidates)
 {
+    if (operation_begun) return choices().below(candidates.size());
     uint64_t total = 0;
     for (const stream *candidate : candidates) total += candidate->speed;
     uint64_t drawn = choices().below(total);
@@ -186,6 +189,7 @@ bool run_one()
             chosen->completed++;
             forget_if_destroyed(chosen);
         }
+        operation_begun = outcome == progress::advanced;
         if (outcome != progress::blocked) return true;
         candidates.erase(candidates.begin() + long(index));
     }
