@@ -88,7 +88,7 @@ static int open_shards(struct session *session, struct error *error)
     if (!result)
         result = layout_runs(&session->layout, &session->map, session->comm->rank, &session->runs, &session->run_count,
                              error);
-    if (!result && session->options.faults.self_check) {
+    if (!result && self_check_wanted(session)) {
         void *checksums;
         result = memory_new(&checksums, 2 * (table->count + 1), sizeof *session->checksums, "the checksums", error);
         session->checksums = checksums;

@@ -159,8 +159,13 @@ void blame_free(Gacc__V1__Blame *blame);
  * session's failure is set). */
 bool evaluate(struct session *session, Gacc__V1__Evaluation *result);
 
+/* Whether this job checks itself at all, and in the attempt under way. */
+bool self_check_wanted(const struct session *session);
+bool self_check_due(const struct session *session);
 /* Parameters as they are now, and whether they still are: the second names the first tensor that changed. */
 int self_check_remember(struct session *session, struct error *error);
 int self_check_compare(struct session *session, struct error *error);
+/* One number, not 0, for what was remembered: the same on all ranks that hold the same parameters. */
+uint64_t self_check_parameters(const struct session *session);
 
 #endif

@@ -124,7 +124,7 @@ static int unscale(struct session *session, struct step *step, struct error *err
     bool means = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
     step->check = results_check_read(&session->results);
     step->loss_sum = results_loss_sum(&session->results, means);
-    if (session->checksums && self_check_compare(session, &failed)) fail_locally(session, &failed);
+    if (self_check_due(session) && self_check_compare(session, &failed)) fail_locally(session, &failed);
     clock_lap(&clock, &step->seconds.update);
     return 0;
 }
@@ -143,6 +143,7 @@ static int report(struct session *session, struct step *step, struct error *erro
     message.loss_sum = split_loss(step->loss_sum, &message.loss_exponent);
     message.weight = step->weight;
     message.micro_batches = step->micro_batches;
+    if (self_check_due(session)) message.parameters_checksum = self_check_parameters(session);
     window_share_weight(session, step->next_plan, &message.next_weight, &message.next_micro_batches);
     message.reduce_scatters = session->comm->counts.reduce_scatter;
     message.reduce_scatter_bytes = session->comm->counts.reduce_scatter_bytes;
@@ -273,7 +274,7 @@ static int begin(struct session *session, struct step *step, struct error *error
     if (result) return result;
     session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
     result = results_begin(&session->results, step->share.count, error);
-    if (!result && session->checksums) result = self_check_remember(session, error);
+    if (!result && self_check_due(session)) result = self_check_remember(session, error);
     return result;
 }
 

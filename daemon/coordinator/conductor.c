@@ -243,6 +243,7 @@ int conductor_report(struct conductor *c, uint32_t rank, const Gacc__V1__Report 
     from->heard = now;
     from->next_weight = report->next_weight;
     from->next_micro_batches = report->next_micro_batches;
+    from->parameters_checksum = report->parameters_checksum;
     c->reports[rank] = (struct rank_report){.status = status,
                                             .finite = report->finite,
                                             .sum_squares_scaled = report->sum_squares_scaled,

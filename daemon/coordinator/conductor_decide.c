@@ -150,6 +150,34 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
     }
 }
 
+/* What most ranks reported (Boyer and Moore 1981); where there is no majority, the first of what is left. */
+static uint64_t checksum_of_most(const struct conductor *c)
+{
+    uint64_t most = 0;
+    uint32_t votes = 0;
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        if (votes == 0) most = c->rank[r].parameters_checksum;
+        votes = c->rank[r].parameters_checksum == most ? votes + 1 : votes - 1;
+    }
+    return votes > 0 ? most : c->rank[0].parameters_checksum;
+}
+
+/* All ranks ran the window with the same parameters, or the job ends before anything is made of it. */
+static void compare_parameters(struct conductor *c)
+{
+    uint64_t most = checksum_of_most(c);
+    uint32_t odd = 0, other = 0;
+    while (odd < c->ranks && c->rank[odd].parameters_checksum == most) odd++;
+    if (odd == c->ranks) return;
+    while (c->rank[other].parameters_checksum != most) other++;
+    struct error why;
+    error_set(&why, STATUS_INTERNAL,
+              "rank %" PRIu32 ": step %" PRIu64 ": the parameters differ from those of rank %" PRIu32
+              " (control.self_check)",
+              odd, c->step, other);
+    conductor_set_failure(c, &why);
+}
+
 /* From all reports of the step: verdict, counters, next S, whether the job has failed; the record is begun. */
 static void judge(struct conductor *c, double now, struct verdict *verdict)
 {
@@ -247,7 +275,10 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
 {
     if (c->phase != PHASE_DECISION) return NULL;
     struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};
-    if (c->first_failure.status) conductor_set_failure(c, &c->first_failure);
+    if (c->first_failure.status)
+        conductor_set_failure(c, &c->first_failure);
+    else
+        compare_parameters(c);
     if (c->step > 0) judge(c, now, &verdict);
     c->decided_at = now;
 

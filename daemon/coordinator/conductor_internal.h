@@ -21,6 +21,7 @@ struct rank {
     bool reported, stepped, finished, lost;
     double weight, next_weight; /* announced for the window under way, and for the one after it */
     uint32_t micro_batches, next_micro_batches;
+    uint64_t parameters_checksum; /* in the last report; 0: not taken */
     bool evaluated;
     long double evaluation_loss_sum;
     double evaluation_weight, evaluation_seconds;

@@ -31,6 +31,37 @@ static void a_local_error_fails_the_step_on_all_ranks(void **unused)
     finish(&w, STATUS_DATA);
 }
 
+/* Case 12-4. */
+static void a_rank_with_other_parameters_is_named_before_anything_is_made_of_the_step(void **unused)
+{
+    (void)unused;
+    static const struct {
+        uint32_t ranks, odd;
+        const char *reason;
+    } cases[] = {
+        {2, 1, "rank 1: step 2: the parameters differ from those of rank 0 (control.self_check)"},
+        {2, 0, "rank 1: step 2: the parameters differ from those of rank 0 (control.self_check)"}, /* who knows */
+        {3, 0, "rank 0: step 2: the parameters differ from those of rank 1 (control.self_check)"},
+        {3, 1, "rank 1: step 2: the parameters differ from those of rank 0 (control.self_check)"},
+        {4, 3, "rank 3: step 2: the parameters differ from those of rank 0 (control.self_check)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct world w;
+        make(&w, cases[i].ranks, GACC__V1__COMPUTE__COMPUTE_FP32);
+        start(&w);
+        step(&w, NULL);
+        const struct twist other = {.rank = cases[i].odd, .parameters_checksum = 78};
+        report_all(&w, &other);
+        assert_int_equal(w.verdict, GACC__V1__VERDICT__VERDICT_FAIL);
+        done_all(&w, 2, NULL);
+        struct end_record end;
+        conductor_end(w.conductor, w.now, &end);
+        assert_string_equal(end.reason, cases[i].reason);
+        assert_int_equal(w.records[0].step.counters.optimizer_steps, 1);
+        finish(&w, STATUS_INTERNAL);
+    }
+}
+
 static void a_rank_that_is_interrupted_ends_the_job_at_once(void **unused)
 {
     (void)unused;
@@ -397,6 +428,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_local_error_fails_the_step_on_all_ranks),
+        cmocka_unit_test(a_rank_with_other_parameters_is_named_before_anything_is_made_of_the_step),
         cmocka_unit_test(a_rank_that_is_interrupted_ends_the_job_at_once),
         cmocka_unit_test(what_rank_0_said_itself_no_other_rank_repeats),
         cmocka_unit_test(of_several_failing_ranks_the_lowest_is_told),

@@ -165,6 +165,7 @@ static inline Gacc__V1__Report report_of(struct world *w, uint32_t rank)
     report.loss_sum = 2 * report.weight;
     report.sum_squares = 25.0 / w->ranks;
     report.sum_squares_scaled = report.sum_squares * w->window.scale * w->window.scale;
+    report.parameters_checksum = 77;
     report.reduce_scatters = w->reductions;
     report.reduce_scatter_bytes = w->reductions * (100 + rank);
     return report;
@@ -227,6 +228,7 @@ struct twist {
     bool nonfinite;
     const char *failure;
     const char *tensor;
+    uint64_t parameters_checksum; /* 0: that of the others */
 };
 
 static inline void report_all(struct world *w, const struct twist *twist)
@@ -238,6 +240,7 @@ static inline void report_all(struct world *w, const struct twist *twist)
         Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
         if (twist && twist->rank == r) {
             report.finite = !twist->nonfinite;
+            if (twist->parameters_checksum) report.parameters_checksum = twist->parameters_checksum;
             failure.status = STATUS_DATA;
             failure.text = (char *)twist->failure;
             if (twist->failure) report.failure = &failure;

@@ -70,6 +70,7 @@ struct attempt {
     struct rank_attempt {
         bool finite;
         uint32_t reduce_scatters, all_gathers, control;
+        uint64_t parameters_checksum;
         uint64_t reduce_scatter_bytes, all_gather_bytes;
         double parameters[VALUES_MAX]; /* of the compute type, after it */
         double gradient_after;         /* Σ |g| of the uncleared buffer */
@@ -205,6 +206,7 @@ static inline void play_judge(struct play *play, Gacc__V1__Decision *decision, G
         micro_batches += report->micro_batches;
         attempt->ranks[rank].finite = report->finite;
         attempt->ranks[rank].reduce_scatters = report->reduce_scatters;
+        attempt->ranks[rank].parameters_checksum = report->parameters_checksum;
         attempt->ranks[rank].reduce_scatter_bytes = report->reduce_scatter_bytes;
     }
     attempt->norm_scaled = sqrt(scaled);

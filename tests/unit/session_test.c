@@ -700,6 +700,52 @@ static void an_undisturbed_window_passes_the_self_check(void **state)
     free(play_well(&scenario));
 }
 
+static void check_every_second_step(struct play *play)
+{
+    static Gacc__V1__ControlSection control;
+    gacc__v1__control_section__init(&control);
+    control.self_check = 2;
+    play->job.control = &control;
+}
+
+/* Between step 3 and step 4, where the window's own check begins too late to see it. */
+static void flip_a_bit_on_rank_1(struct actor *actor, uint64_t step)
+{
+    if (actor->rank == 1 && step == 3) *(unsigned char *)actor->session->parameters ^= 1;
+}
+
+/* Case 12-4: the coordinator sees it in the reports (conductor_failures_test). */
+static void a_job_may_have_its_parameters_compared(void **state)
+{
+    (void)state;
+    struct scenario scenario = {.csv = "g0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n",
+                                .global = 2,
+                                .ranks = 2,
+                                .adjust = check_every_second_step,
+                                .after_step = flip_a_bit_on_rank_1};
+    struct play *play = play_well(&scenario);
+    assert_int_equal(play->count, 6);
+    for (uint64_t step = 1; step <= 6; step++) {
+        uint64_t sums[] = {play->attempts[step].ranks[0].parameters_checksum,
+                           play->attempts[step].ranks[1].parameters_checksum};
+        assert_int_equal(sums[0] != 0, step % 2 == 0);
+        assert_int_equal(sums[0] != sums[1], step == 4); /* the gather behind it mends it */
+    }
+    assert_true(play->attempts[2].ranks[0].parameters_checksum != play->attempts[6].ranks[0].parameters_checksum);
+    free(play);
+    scenario.after_step = NULL;
+    for (scenario.faults = (struct faults){.rank = 1, .parameter_write_at_step = 3};
+         scenario.faults.parameter_write_at_step <= 4; scenario.faults.parameter_write_at_step++) {
+        play = play_run(&scenario);
+        if (scenario.faults.parameter_write_at_step == 4)
+            assert_string_equal(play->ends[0].error.text,
+                                "step 4: tensor weight changed inside the accumulation window");
+        else
+            assert_int_equal(play->ends[0].result, 0); /* nobody looks at step 3 */
+        free(play);
+    }
+}
+
 /* Case 39-3: the rank still enters the reduction; all ranks end in order with its text. */
 static void a_data_error_on_one_rank_ends_all_in_order(void **state)
 {
@@ -995,6 +1041,7 @@ int main(void)
         cmocka_unit_test(the_states_of_a_step_are_told_in_order),
         cmocka_unit_test(a_parameter_that_changes_inside_a_window_is_found),
         cmocka_unit_test(an_undisturbed_window_passes_the_self_check),
+        cmocka_unit_test(a_job_may_have_its_parameters_compared),
         cmocka_unit_test(a_data_error_on_one_rank_ends_all_in_order),
         cmocka_unit_test(a_decision_that_cannot_be_followed_is_refused),
         cmocka_unit_test(a_job_may_fail_before_its_first_step),
