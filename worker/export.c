@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,10 +101,35 @@ static int create(const struct export *export, struct error *error)
     return close_written(export, fd, result, error);
 }
 
+static bool is_finite(const void *values, enum dtype type, uint64_t index)
+{
+    return type == DTYPE_FP64 ? isfinite(((const double *)values)[index]) : isfinite(((const float *)values)[index]);
+}
+
+/* A model with a weight that is not finite is no result: the tensor is named. */
+static int check_own_ranges(const struct session *session, const struct export *export, const void *master,
+                            struct error *error)
+{
+    const struct tensor *tensor = session->model->table.tensors;
+    uint64_t at = 0;
+    for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
+        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
+        for (uint64_t i = own.begin; i < own.end; i++, at++) {
+            if (is_finite(master, session->wide_type, at)) continue;
+            while (i >= tensor->begin + tensor->size) tensor++;
+            return error_set(error, STATUS_NUMERICS,
+                             "%s: not written: tensor %s is not finite (element %" PRIu64 " of %" PRIu64 ")",
+                             export->path, tensor->name, i - tensor->begin, tensor->size);
+        }
+    }
+    return 0;
+}
+
 static int write_own_ranges(struct session *session, const struct export *export, struct error *error)
 {
     const void *master;
     int result = session_read(session, BUFFER_MASTER, &master, error);
+    if (!result) result = check_own_ranges(session, export, master, error);
     if (result) return result;
     int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);

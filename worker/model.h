@@ -101,7 +101,7 @@ void model_close(struct model *model);
 
 /* Initial value of every element of the canonical range [begin, end), as double: the tensor's own initialiser by keyed
  * normals (seed, element), then init.values or init.file. The same for every N. Unknown names, wrong sizes or shapes, a
- * file that is not safetensors: 65/66/78 naming file and tensor. */
+ * file that is not safetensors, what is no finite number of the wide type: 65/66/78 naming file and tensor. */
 struct model_initial;
 int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, struct error *error);
 int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values,

@@ -286,6 +286,24 @@ static int read_tensor(struct model_initial *initial, size_t row, uint64_t first
     return 0;
 }
 
+/* Every one is a finite number of the type that parameters are kept in. */
+static int check_values(const struct model_initial *initial, size_t row, uint64_t first, uint64_t count,
+                        const double *values, struct error *error)
+{
+    const enum dtype wide_type = dtype_wide(initial->model->compute_type);
+    const char *tensor = initial->model->table.tensors[row].name, *type = dtype_name(wide_type);
+    for (uint64_t i = 0; i < count; i++) {
+        if (isfinite(values[i]) && (wide_type == DTYPE_FP64 || isfinite((float)values[i]))) continue;
+        unsigned long long at = first + i;
+        if (initial->sources[row].stored)
+            return error_set(error, STATUS_DATA, "%s: tensor %s: element %llu is %g, no finite number of %s",
+                             initial->path, tensor, at, values[i], type);
+        return error_set(error, STATUS_JOB, "model.%s: tensor %s: element %llu is %g, no finite number of %s",
+                         initial->sources[row].values ? "init.values" : "init_std", tensor, at, values[i], type);
+    }
+    return 0;
+}
+
 int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values, struct error *error)
 {
     const struct tensor_table *table = &initial->model->table;
@@ -294,7 +312,10 @@ int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t e
         const struct tensor *tensor = &table->tensors[row];
         uint64_t from = begin > tensor->begin ? begin : tensor->begin;
         uint64_t to = end < tensor->begin + tensor->size ? end : tensor->begin + tensor->size;
-        if (from < to) rc = read_tensor(initial, row, from - tensor->begin, to - from, values + (from - begin), error);
+        if (from >= to) continue;
+        double *into = values + (from - begin);
+        rc = read_tensor(initial, row, from - tensor->begin, to - from, into, error);
+        if (rc == 0) rc = check_values(initial, row, from - tensor->begin, to - from, into, error);
     }
     return rc;
 }

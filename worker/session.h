@@ -80,7 +80,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
  * in: it fails session_write_model, on all ranks alike. */
 int session_run(struct session *session, struct error *error);
 /* All ranks together: writes PATH (safetensors, fp32 or fp64 master parameters), complete or not at all. An error on
- * one rank is everyone's. */
+ * one rank is everyone's; so is a weight that is not finite (76): nothing is written then. */
 int session_write_model(struct session *session, const char *path, struct error *error);
 void session_memory(const struct session *session, struct session_memory *memory);
 int session_look(struct session *session, struct session_view *view, struct error *error);

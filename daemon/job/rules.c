@@ -1,6 +1,7 @@
 /* What no single key can say. Each rule fills in the numbers that follow from others, or refuses those that do not fit.
  */
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -166,6 +167,30 @@ static int learning_rates(struct loading *loading)
     return 0;
 }
 
+/* But for fp64, parameters are updated in fp32, whose numbers these become. */
+static int numbers_of_the_update(struct loading *loading)
+{
+    const Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
+    if (loading->job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP64) return 0;
+    static const char too_large[] = "%s is more than fp32 holds, in which parameters are updated";
+    if (!isfinite((float)optimizer->lr))
+        return fail(loading, "optimizer.lr", too_large, decimal_of(optimizer->lr).text);
+    if (!isfinite((float)optimizer->weight_decay))
+        return fail(loading, "optimizer.weight_decay", too_large, decimal_of(optimizer->weight_decay).text);
+    if (optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW && (float)optimizer->eps < FLT_MIN)
+        return fail(loading, "optimizer.eps", "%s is less than fp32 holds, in which parameters are updated",
+                    decimal_of(optimizer->eps).text);
+    for (size_t i = 0; i < optimizer->n_groups; i++) {
+        const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+        const bool lr_fits = isfinite((float)group->lr);
+        if (lr_fits && isfinite((float)group->weight_decay)) continue;
+        char path[64];
+        snprintf(path, sizeof path, "optimizer.groups.%zu.%s", i, lr_fits ? "weight_decay" : "lr");
+        return fail(loading, path, too_large, decimal_of(lr_fits ? group->weight_decay : group->lr).text);
+    }
+    return 0;
+}
+
 /* Of its decimal notation: 1 of 0.003, 2 of 0.012. Rounding errors of a division are not among them. */
 static int significant_digits(double value)
 {
@@ -284,8 +309,9 @@ static int files(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output, one_length, model_numbers, data_for_model, global_batch, enough_for_ranks,
-        learning_rates,  loss_scale, schedule,      evaluation,     files,        doubtful_rate,
+        name_and_output,  one_length,     model_numbers,         data_for_model, global_batch,
+        enough_for_ranks, learning_rates, numbers_of_the_update, loss_scale,     schedule,
+        evaluation,       files,          doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

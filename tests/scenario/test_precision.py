@@ -59,6 +59,18 @@ class Precision(toys.Training):
             job = tape(batch=2, compute=compute, scale=1 if compute == "fp16" else None, batch_={"weighting": "sum"})
             self.assertEqual(self.train(job, parts, 2).weight[0], -sum(parts))
 
+    def test_a_model_that_is_not_finite_is_no_result(self):
+        """−3e38 − 3e38 is no fp32 number, and −1e308 − 1e308 no fp64 one: 76, the tensor named, no model; the log is whole."""
+        for compute, large in (("fp32", 3e38), ("bf16", 3e38), ("fp64", 1e308)):
+            for ranks in (1, 2):
+                job = tape([0, -large], batch=ranks, compute=compute, lr=large)
+                out = self.train(job, ranks * [(1, 0, 1)], ranks, expect=76)
+                self.assertEqual((out.verdicts(), out.result["exit"], out.result["optimizer_steps"]), ("A", 76, 1))
+                reason = f"rank {ranks - 1}: run{self.count}/final/model.safetensors: not written: tensor weight is not finite"
+                self.assertEqual(out.result["reason"], reason + " (element 1 of 2)")
+                self.assertEqual(out.lines, [f"gaccd: {out.result['reason']}"])
+                self.assertIsNone(out.tensors)
+
     def test_counts_are_exact_beyond_fp32(self):
         """31-4: 16777216 + 1."""
         for rows in ([(2**24, 1), (1, 1)], [(2**40, 2), (0.5, 2)]):

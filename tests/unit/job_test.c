@@ -517,6 +517,28 @@ static void numbers_that_do_not_fit_each_other_are_refused(void **state)
     REFUSED_EDITS(gpt, edits);
 }
 
+static void numbers_that_fp32_cannot_hold_are_refused_where_it_is_what_updates(void **state)
+{
+    (void)state;
+    static const struct edit edits[] = {
+        {"lr: 3e-4", "lr: 3.5e38",
+         "dir/job.yaml:16:7: optimizer.lr: 3.5e+38 is more than fp32 holds, in which parameters are updated"},
+        {"lr: 3e-4", "lr: 1\n  weight_decay: 1e39",
+         "dir/job.yaml:17:17: optimizer.weight_decay: 1e+39 is more than fp32 holds, in which parameters are updated"},
+        {"lr: 3e-4", "lr: 1\n  eps: 1e-46",
+         "dir/job.yaml:17:8: optimizer.eps: 1e-46 is less than fp32 holds, in which parameters are updated"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: a}, {match: b, lr: 1e39}]",
+         "dir/job.yaml:17:39: optimizer.groups.1.lr: 1e+39 is more than fp32 holds, in which parameters are updated"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: a, weight_decay: 1e39}]",
+         "dir/job.yaml:17:37: optimizer.groups.0.weight_decay: 1e+39 is more than fp32 holds, in which parameters are "
+         "updated"},
+    };
+    REFUSED_EDITS(gpt, edits);
+    release(accepted_with(gpt, SETS("optimizer.lr=3.4e38", "optimizer.weight_decay=3.4e38", "optimizer.eps=1.2e-38")));
+    release(accepted_with(gpt, SETS("precision.compute=fp64", "optimizer.lr=1e39", "optimizer.weight_decay=1e300",
+                                    "optimizer.eps=1e-300")));
+}
+
 static void a_vocabulary_of_65536_fits_u16(void **state)
 {
     (void)state;
@@ -898,6 +920,7 @@ int main(void)
         cmocka_unit_test(loss_scales_that_cannot_work_are_refused),
         cmocka_unit_test(clip_norm_is_null_or_positive),
         cmocka_unit_test(numbers_that_do_not_fit_each_other_are_refused),
+        cmocka_unit_test(numbers_that_fp32_cannot_hold_are_refused_where_it_is_what_updates),
         cmocka_unit_test(a_vocabulary_of_65536_fits_u16),
         cmocka_unit_test(the_schedule_ends_with_the_job),
         cmocka_unit_test(linear_scaling_multiplies_once_by_global_over_base),

@@ -34,17 +34,23 @@ static Gacc__V1__ModelSection gpt(void)
 }
 
 /* All first values of a model with this spec, or the error. */
-static int read_all(const Gacc__V1__ModelSection *spec, uint64_t seed, double *values, size_t room, struct error *error)
+static int read_all_in(enum dtype type, const Gacc__V1__ModelSection *spec, uint64_t seed, double *values, size_t room,
+                       struct error *error)
 {
     struct model *model;
     struct model_initial *initial = NULL;
-    assert_int_equal(model_open(&model, spec, DTYPE_FP32, error), 0);
+    assert_int_equal(model_open(&model, spec, type, error), 0);
     assert_true(model->table.parameters <= room);
     int rc = model_initial_open(&initial, model, seed, error);
     if (rc == 0) rc = model_initial_read(initial, 0, model->table.parameters, values, error);
     model_initial_close(initial);
     model_close(model);
     return rc;
+}
+
+static int read_all(const Gacc__V1__ModelSection *spec, uint64_t seed, double *values, size_t room, struct error *error)
+{
+    return read_all_in(DTYPE_FP32, spec, seed, values, room, error);
 }
 
 /* --- keyed numbers --------------------------------------------------------------------------------------------------
@@ -167,6 +173,30 @@ static void unknown_name_and_wrong_count_are_refused_with_the_nearest_and_both_n
     assert_string_equal(error.text, "model.init.values.weight: 4 values for a tensor of 3");
 }
 
+static void values_that_their_type_cannot_hold_are_refused(void **state)
+{
+    (void)state;
+    double given[] = {3.4e38, 1, 3.5e38}, values[64];
+    struct error error;
+    Gacc__V1__ModelSection spec = linear();
+    Gacc__V1__TensorValues tensor = {PROTOBUF_C_MESSAGE_INIT(&gacc__v1__tensor_values__descriptor), (char[]){"weight"},
+                                     3, given};
+    Gacc__V1__TensorValues *tensors[] = {&tensor};
+    spec.n_init_values = 1;
+    spec.init_values = tensors;
+    assert_int_equal(read_all_in(DTYPE_FP64, &spec, 3, values, 64, &error), 0);
+    for (enum dtype type = DTYPE_FP32; type <= DTYPE_FP16; type++) { /* masters are fp32 */
+        assert_int_equal(read_all_in(type, &spec, 3, values, 64, &error), -STATUS_JOB);
+        assert_string_equal(error.text,
+                            "model.init.values: tensor weight: element 2 is 3.5e+38, no finite number of fp32");
+    }
+    spec = gpt();
+    spec.init_std = 1e300;
+    assert_int_equal(read_all_in(DTYPE_FP64, &spec, 3, values, 64, &error), 0);
+    assert_int_equal(read_all(&spec, 3, values, 64, &error), -STATUS_JOB);
+    assert_non_null(strstr(error.text, "model.init_std: tensor wte.weight: element 0 is "));
+}
+
 /* --- files -----------------------------------------------------------------------------------------------------------
  */
 
@@ -228,6 +258,33 @@ static void half_precision_files_are_read_exactly(void **state)
         spec.init_file = scratch_file("half.safetensors", bytes, 8 + length + 8);
         assert_int_equal(read_all(&spec, 3, values, 4, NULL), 0);
         for (size_t v = 0; v < 4; v++) assert_true(values[v] == expected[i][v]);
+        free(spec.init_file);
+    }
+}
+
+static void files_with_what_is_no_finite_number_are_refused(void **state)
+{
+    (void)state;
+    static const char *const said[] = {"inf", "-inf", "nan"};
+    const double bad[] = {(double)INFINITY, -(double)INFINITY, (double)NAN};
+    for (size_t i = 0; i < 3; i++) {
+        Gacc__V1__ModelSection spec = linear();
+        static const char header[] = "{\"weight\":{\"dtype\":\"F64\",\"shape\":[1,3],\"data_offsets\":[8,32]},"
+                                     "\"bias\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}";
+        const double numbers[] = {1, 2, bad[i], 4};
+        char bytes[512];
+        uint64_t length = sizeof header - 1;
+        memcpy(bytes, &length, 8);
+        memcpy(bytes + 8, header, length);
+        memcpy(bytes + 8 + length, numbers, sizeof numbers);
+        spec.init_file = scratch_file("poisoned.safetensors", bytes, 8 + length + sizeof numbers);
+        double values[4];
+        struct error error;
+        char words[64];
+        snprintf(words, sizeof words, "tensor weight: element 1 is %s, no finite number", said[i]);
+        assert_int_equal(read_all_in(DTYPE_FP64, &spec, 3, values, 4, &error), -STATUS_DATA);
+        assert_non_null(strstr(error.text, spec.init_file));
+        assert_non_null(strstr(error.text, words));
         free(spec.init_file);
     }
 }
@@ -372,8 +429,10 @@ int main(void)
         cmocka_unit_test(uniform_values_stay_within_one_over_root_in),
         cmocka_unit_test(given_values_replace_those_of_their_tensor_alone),
         cmocka_unit_test(unknown_name_and_wrong_count_are_refused_with_the_nearest_and_both_numbers),
+        cmocka_unit_test(values_that_their_type_cannot_hold_are_refused),
         cmocka_unit_test(file_gives_every_tensor_wherever_its_data_lie),
         cmocka_unit_test(half_precision_files_are_read_exactly),
+        cmocka_unit_test(files_with_what_is_no_finite_number_are_refused),
         cmocka_unit_test(damaged_or_unfitting_files_are_refused_with_file_and_tensor),
         cmocka_unit_test(header_longer_than_the_file_and_missing_file_are_refused),
         cmocka_unit_test(tied_head_may_be_stored_twice_if_equal_and_once_for_an_untied_model),

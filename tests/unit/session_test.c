@@ -952,6 +952,27 @@ static void a_model_that_cannot_be_written_fails_on_all_ranks(void **state)
     free(play);
 }
 
+/* −3e38 − 3e38 is no fp32 number. */
+static void a_model_that_is_not_finite_is_not_written(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = "g0,g1,g2\n1,2,3e38\n", .size = 3, .initial = {1, 2, -3e38}, .export = "overflown.safetensors"};
+    for (scenario.ranks = 1; scenario.ranks <= 3; scenario.ranks++) {
+        struct play *play = play_run(&scenario);
+        for (uint32_t rank = 0; rank < scenario.ranks; rank++) {
+            assert_int_equal(play->ends[rank].result, 0);
+            assert_int_equal(play->ends[rank].export_result, -STATUS_NUMERICS);
+            assert_non_null(strstr(play->ends[rank].error.text,
+                                   "overflown.safetensors: not written: tensor weight is not finite (element 2 of 3)"));
+        }
+        assert_int_equal(access(play->export, F_OK), -1);
+        strcat(play->export, ".tmp");
+        assert_int_equal(access(play->export, F_OK), -1);
+        free(play);
+    }
+}
+
 static void fail_evaluation_on_rank_1(struct actor *actor, uint64_t step)
 {
     if (actor->rank == 1 && step == 2) error_set(&actor->session->failure, STATUS_IO, "val.bin: byte 12: gone");
@@ -1049,6 +1070,7 @@ int main(void)
         cmocka_unit_test(only_the_first_validation_sequences_count),
         cmocka_unit_test(the_model_is_one_file_whatever_the_ranks),
         cmocka_unit_test(a_model_that_cannot_be_written_fails_on_all_ranks),
+        cmocka_unit_test(a_model_that_is_not_finite_is_not_written),
         cmocka_unit_test(an_error_of_an_evaluation_ends_all_ranks_in_order),
         cmocka_unit_test(times_add_up),
     };
