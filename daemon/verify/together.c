@@ -10,14 +10,6 @@ struct call {
     bool reference, reversed;
 };
 
-/* Broadcasts are none of the trial's. */
-static int send(struct comm *comm, void *bytes, uint64_t count, struct error *error)
-{
-    int result = comm_broadcast(comm, bytes, count, 0, error);
-    comm->counts = (struct comm_counts){0};
-    return result;
-}
-
 int together_run(struct trial *trial, const struct trial_spec *spec, struct error *error)
 {
     struct call call = {
@@ -31,8 +23,8 @@ int together_run(struct trial *trial, const struct trial_spec *spec, struct erro
     uint8_t *packed = malloc(call.job_bytes);
     if (!packed) return error_set(error, STATUS_INTERNAL, "out of memory for a job");
     gacc__v1__job_spec__pack(spec->job, packed);
-    int result = send(spec->launcher, &call, sizeof call, error);
-    if (!result) result = send(spec->launcher, packed, call.job_bytes, error);
+    int result = comm_broadcast(spec->launcher, &call, sizeof call, 0, error);
+    if (!result) result = comm_broadcast(spec->launcher, packed, call.job_bytes, 0, error);
     free(packed);
     return result ? result : trial_run(trial, spec, error);
 }
@@ -40,14 +32,14 @@ int together_run(struct trial *trial, const struct trial_spec *spec, struct erro
 void together_end(struct comm *comm)
 {
     struct call over = {0};
-    send(comm, &over, sizeof over, NULL);
+    comm_broadcast(comm, &over, sizeof over, 0, NULL);
 }
 
 static int take_part(struct comm *comm, const struct call *call, struct error *error)
 {
     uint8_t *packed = malloc(call->job_bytes);
     if (!packed) return error_set(error, STATUS_INTERNAL, "out of memory for a job");
-    int result = send(comm, packed, call->job_bytes, error);
+    int result = comm_broadcast(comm, packed, call->job_bytes, 0, error);
     Gacc__V1__JobSpec *job = result ? NULL : gacc__v1__job_spec__unpack(NULL, call->job_bytes, packed);
     free(packed);
     if (result) return result;
@@ -72,7 +64,7 @@ int together_serve(struct comm *comm, struct error *error)
 {
     for (;;) {
         struct call call = {0};
-        int result = send(comm, &call, sizeof call, error);
+        int result = comm_broadcast(comm, &call, sizeof call, 0, error);
         if (result || !call.job_bytes) return result;
         if ((result = take_part(comm, &call, error))) return result;
     }
