@@ -36,6 +36,7 @@ struct preference {
 template <typename Body> cublasStatus_t blas(const char *name, Body body)
 {
     std::lock_guard<std::mutex> guard(lock);
+    note_call();
     trace(name, nullptr);
     if (int code = injected_failure(name)) return cublasStatus_t(code);
     return body();

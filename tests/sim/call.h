@@ -29,6 +29,13 @@ template <typename Body> cudaError_t call(const char *name, call_kind kind, Body
     return call_ends(error ? error : body());
 }
 
+/* Whether this process is a fork of one that has used CUDA, in which nothing works. */
+bool is_forked();
+
+/* Calls are counted: a host that makes none for a while has left its devices to themselves. */
+void note_call();
+uint64_t calls_noted();
+
 int current_device();
 
 /* The stream of a handle, the default stream for NULL; NULL when there is no such stream. */

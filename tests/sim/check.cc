@@ -6,34 +6,42 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-outcome in_child(std::initializer_list<std::string> settings, const std::function<int()> &body)
+child start_child(const std::vector<std::string> &settings, const std::function<int()> &body)
 {
-    FILE *errors = tmpfile();
-    assert_non_null(errors);
+    child child = {0, tmpfile()};
+    assert_non_null(child.errors);
     fflush(nullptr);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(fileno(errors), STDERR_FILENO);
-        for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL})
-            std::signal(signal, SIG_DFL); // cmocka's go on with the test
-        for (const std::string &setting : settings) {
-            size_t equals = setting.find('=');
-            setenv(setting.substr(0, equals).c_str(), setting.substr(equals + 1).c_str(), 1);
-        }
-        _exit(body());
+    child.process = fork();
+    assert_true(child.process >= 0);
+    if (child.process > 0) return child;
+    dup2(fileno(child.errors), STDERR_FILENO);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, SIG_DFL); // cmocka's go on with the test
+    for (const std::string &setting : settings) {
+        size_t equals = setting.find('=');
+        setenv(setting.substr(0, equals).c_str(), setting.substr(equals + 1).c_str(), 1);
     }
+    _exit(body());
+}
+
+outcome end_of(child &child)
+{
     int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(waitpid(child.process, &status, 0), child.process);
     outcome outcome = {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0, ""};
-    rewind(errors);
+    rewind(child.errors);
     char buffer[4096];
-    for (size_t n; (n = fread(buffer, 1, sizeof buffer, errors)) > 0;) outcome.errors.append(buffer, n);
-    fclose(errors);
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, child.errors)) > 0;) outcome.errors.append(buffer, n);
+    fclose(child.errors);
     return outcome;
 }
 
-int wrong_seeds(int seeds, const std::function<int()> &body, std::initializer_list<std::string> settings)
+outcome in_child(const std::vector<std::string> &settings, const std::function<int()> &body)
+{
+    child child = start_child(settings, body);
+    return end_of(child);
+}
+
+int wrong_seeds(int seeds, const std::function<int()> &body, const std::vector<std::string> &settings)
 {
     int wrong = 0;
     for (int seed = 0; seed < seeds; seed++) {

@@ -6,10 +6,12 @@
 
 #include "sim_device.h"
 
+#include <cstdio>
 #include <functional>
-#include <initializer_list>
 #include <string>
+#include <sys/types.h>
 #include <tuple>
+#include <vector>
 
 #include <fstream> // before cmocka.h, whose macro fail() it would meet
 
@@ -32,11 +34,18 @@ struct outcome {
     }
 };
 
+struct child {
+    pid_t process;
+    FILE *errors;
+};
+
 /* Run `body` in a child whose environment has `settings` ("SIM_SEED=3") in addition; its value is the exit status. */
-outcome in_child(std::initializer_list<std::string> settings, const std::function<int()> &body);
+child start_child(const std::vector<std::string> &settings, const std::function<int()> &body);
+outcome end_of(child &child);
+outcome in_child(const std::vector<std::string> &settings, const std::function<int()> &body);
 
 /* In how many of seeds 0 … `seeds` − 1 `body` does not return 0. */
-int wrong_seeds(int seeds, const std::function<int()> &body, std::initializer_list<std::string> settings = {});
+int wrong_seeds(int seeds, const std::function<int()> &body, const std::vector<std::string> &settings = {});
 
 /* In how many of them it ends by abort() and says `text`. */
 int aborted_seeds(int seeds, const char *text, const std::function<int()> &body);

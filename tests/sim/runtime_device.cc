@@ -5,6 +5,7 @@
 #include "memory.h"
 #include "settings.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <pthread.h>
@@ -19,6 +20,8 @@ thread_local int device;
 thread_local cudaError_t last_error;
 cudaError_t sticky_error; /* a device that failed has failed for good */
 bool forked;              /* CUDA does not work in a child of a process that has used it */
+
+std::atomic<uint64_t> calls;
 
 /* Errors after which a context is lost. */
 bool is_sticky(cudaError_t error)
@@ -42,11 +45,27 @@ bool is_sticky(cudaError_t error)
 
 } // namespace
 
-cudaError_t call_begins(const char *name, call_kind kind)
+bool is_forked()
 {
     static const bool watched = pthread_atfork(nullptr, nullptr, [] { forked = true; }) == 0;
     (void)watched;
-    if (forked) return cudaErrorInitializationError;
+    return forked;
+}
+
+void note_call()
+{
+    calls++;
+}
+
+uint64_t calls_noted()
+{
+    return calls;
+}
+
+cudaError_t call_begins(const char *name, call_kind kind)
+{
+    note_call();
+    if (is_forked()) return cudaErrorInitializationError;
     if (kind == call_kind::blocking)
         trace(name, "host-sync");
     else
