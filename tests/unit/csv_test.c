@@ -167,6 +167,38 @@ static void a_negative_weight_is_refused(void **state)
     refused(&tape, "weight,g0\nnan,1\n", ":2: column weight: 'nan' wanted a finite number");
 }
 
+/* 5e-324 is the least there is; less would become 0, and 0 means something else. */
+static void a_weight_that_would_become_0_is_refused(void **state)
+{
+    (void)state;
+    const char *zeros[] = {"0", "-0", "+0.000", "0e5", "0.0E-400"}, *least[] = {"5e-324", "4e-324", "0.5e-323"};
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros + sizeof least / sizeof *least; i++) {
+        bool is_zero = i < sizeof zeros / sizeof *zeros;
+        char text[64];
+        snprintf(text, sizeof text, "weight,g0\n1,1\n%s,1e-400\n",
+                 is_zero ? zeros[i] : least[i - sizeof zeros / sizeof *zeros]);
+        struct data *data = accepted(&tape, text);
+        assert_true((data_weight(data, 1) > 0) == !is_zero);
+        data_close(data);
+    }
+    refused(&tape, "weight,g0\n1,1\n1e-400,1\n",
+            ":3: column weight: '1e-400' below the range of double precision, where it would mask its row");
+    refused(&tape, "weight,g0\n0.0002e-321,1\n",
+            ":2: column weight: '0.0002e-321' below the range of double precision, where it would mask its row");
+}
+
+static void a_number_of_more_than_512_bytes_is_called_so(void **state)
+{
+    (void)state;
+    char text[1200];
+    snprintf(text, sizeof text, "x0,x1,y0\n1,0.%0510d,3\n", 7);
+    data_close(accepted(&two_one, text));
+    snprintf(text, sizeof text, "x0,x1,y0\n1,0.%0511d,3\n", 7);
+    refused(
+        &two_one, text,
+        ":2: column x1: '0.00000000000000000000000000000000000000...' is longer than a number has to be (512 bytes)");
+}
+
 static void the_header_must_name_just_the_columns_of_the_model(void **state)
 {
     (void)state;
@@ -322,6 +354,8 @@ int main(void)
         cmocka_unit_test(classes_are_whole_numbers_in_range),
         cmocka_unit_test(what_is_no_number_is_refused),
         cmocka_unit_test(a_negative_weight_is_refused),
+        cmocka_unit_test(a_weight_that_would_become_0_is_refused),
+        cmocka_unit_test(a_number_of_more_than_512_bytes_is_called_so),
         cmocka_unit_test(the_header_must_name_just_the_columns_of_the_model),
         cmocka_unit_test(a_file_without_header_or_rows_is_refused),
         cmocka_unit_test(damaged_lines_are_refused),

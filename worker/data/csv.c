@@ -222,6 +222,13 @@ static bool is_decimal(const char *field, size_t length)
     return i == length && i > exponent;
 }
 
+static bool spells_zero(const char *field, size_t length)
+{
+    for (size_t i = 0; i < length && field[i] != 'e' && field[i] != 'E'; i++)
+        if (field[i] >= '1' && field[i] <= '9') return false;
+    return true;
+}
+
 static bool is_nonfinite(const char *field, size_t length, double *value)
 {
     bool negative = length > 0 && field[0] == '-';
@@ -242,13 +249,16 @@ static const char *parse_number(const struct data_shape *shape, size_t column, c
     bool tape = shape->size > 0, y = column > (size_t)shape->inputs && !tape;
     if (length == 0) return "nothing, wanted a number";
     if (is_nonfinite(field, length, value)) return tape && column != WEIGHT ? NULL : "wanted a finite number";
-    if (length > FIELD_MAX_BYTES || !is_decimal(field, length)) return "wanted a number";
+    if (!is_decimal(field, length)) return "wanted a number";
+    if (length > FIELD_MAX_BYTES) return "is longer than a number has to be (512 bytes)";
     char text[FIELD_MAX_BYTES + 1];
     memcpy(text, field, length);
     text[length] = '\0';
     *value = strtod(text, NULL);
     if (!isfinite(*value)) return "beyond the range of double precision";
     if (column == WEIGHT && *value < 0) return "wanted a weight of 0 or more";
+    if (column == WEIGHT && !(*value > 0) && !spells_zero(field, length))
+        return "below the range of double precision, where it would mask its row";
     if (y && shape->classes && !(*value >= 0 && *value < shape->classes && *value == floor(*value)))
         return "wanted a class";
     return NULL;
