@@ -381,12 +381,22 @@ static int put_child(struct node *parent, const char *key, size_t length, struct
     return 0;
 }
 
+/* Of a key that may have dots in it: all that is left, or all but the index behind it where the file has a list. */
+static size_t whole_length(const struct node *parent, const char *at)
+{
+    const char *dot = strrchr(at, '.');
+    size_t index;
+    if (!dot || !is_index(dot + 1, strlen(dot + 1), &index)) return strlen(at);
+    const struct node *child = tree_child(parent, at, (size_t)(dot - at));
+    return child && child->kind == NODE_LIST ? (size_t)(dot - at) : strlen(at);
+}
+
 int tree_put(struct node *root, const char *path, size_t whole, struct node *value, struct error *error)
 {
     struct node *parent = root;
     int depth = 0, status = 0;
     for (const char *at = path; !status; depth++) {
-        size_t length = (size_t)(at - path) >= whole ? strlen(at) : strcspn(at, ".");
+        size_t length = (size_t)(at - path) >= whole ? whole_length(parent, at) : strcspn(at, ".");
         if (length == 0 || depth > TREE_DEPTH_LIMIT / 2) {
             status = node_fail(value, NULL, error, "not a key path");
             break;

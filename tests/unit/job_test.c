@@ -704,12 +704,14 @@ static void set_beats_the_file(void **state)
     Gacc__V1__JobSpec *job =
         accepted_with(gpt, SETS("optimizer.lr=1", "optimizer.groups.0.match=\"*.bias\"", "optimizer.groups.0.lr=2",
                                 "optimizer.betas=[0.1, 0.2]", "optimizer.betas.1=0.95", "batch.micro=6",
-                                "model.init.values.h.0.w=[1, 2]"));
+                                "model.init.values.h.0.w=[1, 2]", "model.init.values.h.0.w.1=3"));
     assert_true(job->optimizer->lr == 1 && job->optimizer->beta1 == 0.1 && job->optimizer->beta2 == 0.95);
     assert_string_equal(job->optimizer->groups[0]->match, "*.bias");
     assert_true(job->optimizer->groups[0]->lr == 2);
     assert_int_equal(job->batch->micro, 6);
+    assert_int_equal(job->model->n_init_values, 1);
     assert_string_equal(job->model->init_values[0]->name, "h.0.w");
+    assert_true(job->model->init_values[0]->values[0] == 1 && job->model->init_values[0]->values[1] == 3);
     release(job);
 }
 
@@ -741,6 +743,8 @@ static void set_names_its_path_in_errors(void **state)
         refused(gpt, SETS(wrong[i].set), wrong[i].status, wrong[i].message);
     refused(with(gpt, "lr: 3e-4", "lr: 1\n  groups: [{match: a}]"), SETS("optimizer.groups.2.lr=1"), STATUS_JOB,
             "--set optimizer.groups.2.lr: no element 2: the list has 1");
+    refused(gpt, SETS("model.init.values.h.0.w=[1, 2]", "model.init.values.h.0.w.3=1"), STATUS_JOB,
+            "--set model.init.values.h.0.w.3: no element 3: the list has 2");
 }
 
 static void another_precision_drops_the_loss_scale_and_says_so(void **state)
