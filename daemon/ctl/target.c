@@ -70,6 +70,15 @@ static int read_connection(struct target *target, const char *run, struct error 
     return endpoint ? 0 : say_not_running(run, error);
 }
 
+/* unix:PATH, HOST:PORT or tcp://HOST:PORT, as far as the text tells. */
+static bool is_address(const char *text)
+{
+    if (!strncmp(text, "unix:", 5)) return text[5] != '\0';
+    if (!strncmp(text, "tcp://", 6)) text += 6;
+    const char *colon = strrchr(text, ':');
+    return colon && colon > text && colon[1] && !colon[1 + strspn(colon + 1, "0123456789")];
+}
+
 int target_find(struct target *target, const char *connect, const char *run, struct error *error)
 {
     char newest[PATH_MAX];
@@ -77,6 +86,8 @@ int target_find(struct target *target, const char *connect, const char *run, str
         int status = run ? 0 : find_newest(newest, error);
         return status ? status : read_connection(target, run ? run : newest, error);
     }
+    if (!is_address(connect))
+        return error_set(error, STATUS_USAGE, "--connect %.200s: wants unix:PATH or HOST:PORT", connect);
     const char *token = getenv("GACC_TOKEN");
     snprintf(target->endpoint, sizeof target->endpoint, "%s", connect);
     snprintf(target->token, sizeof target->token, "%s", token ? token : "");

@@ -9,7 +9,8 @@ struct target {
     char token[256];    /* empty: none. With --connect it comes from $GACC_TOKEN */
 };
 
-/* `connect` and `run` as given, or NULL. A run directory without a running job: 69, with what result.json says. */
+/* `connect` and `run` as given, or NULL. No address: 64. A run directory without a running job: 69, with what
+ * result.json says. */
 int target_find(struct target *target, const char *connect, const char *run, struct error *error);
 
 #endif

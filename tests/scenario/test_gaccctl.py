@@ -94,6 +94,11 @@ class Gaccctl(harness.Scenario):
                               (["--run"], "--run: a value is wanted"), (["-q"], "-q: no such option")):
             done = self.call(harness.GACCCTL, *words)
             self.assertEqual((done.status, done.err), (64, f"gaccctl: {answer}\n"))
+        for address in ("foo", "", "unix:", ":80", "tcp://", "tcp://:80", "host:", "host:port", "[::1]"):
+            done = self.call(harness.GACCCTL, "--connect", address, "status")
+            self.assertEqual((done.status, done.err), (64, f"gaccctl: --connect {address}: wants unix:PATH or HOST:PORT\n"))
+        for address in ("unix:none", "127.0.0.1:1", "tcp://127.0.0.1:1", "[::1]:1", "tcp://[::1]:1"):
+            self.assertEqual(self.call(harness.GACCCTL, "--connect", address, "status").status, 69)
 
     def test_tcp_wants_the_token(self):
         tcp = dict(self.job, control={"listen": "tcp://127.0.0.1:0"})
