@@ -463,11 +463,14 @@ static int work(struct launch *launch, struct error *error)
     status = train(launch, control, error);
     status = finish(launch, control, status, error);
     const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
+    bool has_said_why = control_client_prints(control);
     control_client_close(control);
     if (interrupted && status) leave(launch, interrupted);
-    /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. */
-    if (status == -STATUS_INTERNAL) comm_abort(launch->comm, STATUS_INTERNAL);
-    return status;
+    if (status != -STATUS_INTERNAL) return status;
+    /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. An abort may kill them
+     * where they are, so who speaks for all goes first. */
+    if (!has_said_why) usleep(DEATH_FIRST_MICROSECONDS);
+    comm_abort(launch->comm, STATUS_INTERNAL);
 }
 
 /* ---- the whole ---- */

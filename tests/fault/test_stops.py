@@ -193,6 +193,14 @@ class Stops(faults.Faults):
         self.check_line(done, 70, "rank 0: was silent for 1 s (control.timeout)")
         self.check_result(70, "was silent for 1 s")
 
+    def test_who_speaks_for_ranks_that_fail_alike_is_heard_before_another_ends_the_job(self):
+        """All lack the memory for one micro-batch, and mpirun kills without waiting."""
+        self.environment["OMPI_MCA_odls_base_sigkill_timeout"] = "0"
+        self.write("job.yaml", json.dumps(self.tape(batch={"global": 2**30, "micro": 2**28})))
+        for _ in range(8):
+            done = self.shell("ulimit -v 4000000; JOB", ranks=3)
+            self.check_line(done, 70, "no memory for a micro-batch of 268435456 sequences")
+
     def test_deaths_at_the_end(self):
         """While the model is written, and after it."""
         chance = random.Random(1)
