@@ -99,7 +99,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens, targets):
         """The mean loss over all targets."""
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         x = F.dropout(x, self.config["dropout"], self.training)
         for block in self.h:
             x = block(x)

@@ -3,6 +3,7 @@ questions are required of every run. Every requirement has a row."""
 import glob
 import os
 import re
+import subprocess
 
 import harness
 
@@ -67,6 +68,17 @@ class Documents(harness.Scenario):
         for cell in re.findall(r"^\| (`.*?) \|", text, re.M):
             for key in re.findall(r"`(\w+\.[\w.]+)", cell):
                 self.assertTrue(f"`{key}`" in manual, key)
+
+    def test_the_jobs_that_are_shown_are_jobs(self):
+        """On 8 ranks, with data of their formats."""
+        tokens = bytes([1, 0]) * 4 * 1025
+        environment = dict(self.environment, GACC_TEXT=self.write("text.txt", "To be, or not to be\n" * 1000), GACC_TOKENS=self.directory)
+        self.write("train.bin", tokens), self.write("val.bin", tokens)
+        jobs = sorted(glob.glob(os.path.join(harness.ROOT, "deploy", "jobs", "*.yaml")))
+        self.assertGreater(len(jobs), 2)
+        for job in jobs:
+            done = subprocess.run([harness.GACCD, "check", job, "--set", "batch.micro=1"], cwd=harness.ROOT, env=environment, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), job)
 
     def test_every_requirement_has_a_row_and_its_tests_are_there(self):
         rows = re.findall(r"^\| ([A-M]\d+) \|.*\| ([^|]*) \|$", text_of("tests", "REQUIREMENTS.md"), re.M)

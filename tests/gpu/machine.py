@@ -1,0 +1,184 @@
+"""The machine that tests/gpu/run finds: its GPU, the packages it was sent, and commands that end in time."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(HERE, "..", "scenario"))
+from harness import MPI  # noqa: E402
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Clock:
+    """Seconds until everything must have ended."""
+
+    def __init__(self, seconds):
+        self.began = time.monotonic()
+        self.end = self.began + seconds
+
+    def left(self):
+        return max(self.end - time.monotonic(), 0)
+
+    def used(self):
+        return time.monotonic() - self.began
+
+
+class Gpu:
+    def __init__(self, name, capability, memory_mib, driver):
+        self.name, self.driver = name, driver
+        self.architecture = capability.replace(".", "")  # 90: sm_90
+        self.memory_mib = int(memory_mib)
+
+
+def query(what):
+    """nvidia-smi's answers for the first GPU, or None."""
+    try:
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"], capture_output=True,
+                              text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return [field.strip() for field in lines[0].split(",")] if done.returncode == 0 and lines else None
+
+
+def find_gpu():
+    found = query("name,compute_cap,memory.total,driver_version")
+    return Gpu(*found) if found and len(found) == 4 else None
+
+
+class MemoryWatch:
+    """The most memory that was in use on the GPU (MiB) while in the with block, beyond what was before."""
+
+    def __enter__(self):
+        self.before, self.most, self.over = self.used(), 0, threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    @staticmethod
+    def used():
+        found = query("memory.used")
+        return int(found[0]) if found else 0
+
+    def watch(self):
+        while not self.over.wait(0.2):
+            self.most = max(self.most, self.used() - self.before)
+
+
+def find_nvcc():
+    return shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(path)), None)
+
+
+def find_nccl(into):
+    """A directory with include/nccl.h and lib/libnccl.so: the system's (None: CMake finds it), or links in `into` to the one
+    that PyTorch brought."""
+    for top in ("/usr", "/usr/local", "/usr/local/cuda"):
+        if os.path.exists(os.path.join(top, "include", "nccl.h")):
+            return None
+    for top in sys.path:
+        packed = os.path.join(top, "nvidia", "nccl")
+        if os.path.exists(os.path.join(packed, "include", "nccl.h")):
+            shutil.rmtree(into, ignore_errors=True)
+            os.makedirs(os.path.join(into, "lib"))
+            os.symlink(os.path.join(packed, "include"), os.path.join(into, "include"))
+            for name in ("libnccl.so", "libnccl.so.2"):
+                os.symlink(os.path.join(packed, "lib", "libnccl.so.2"), os.path.join(into, "lib", name))
+            return into
+    return None
+
+
+def unpack(pack, into):
+    """What tests/gpu/pack left in `pack`, unpacked once."""
+    archive = os.path.join(pack, "packages.tar.gz")
+    mark = os.path.join(into, "made-from")
+    made_from = f"{os.path.getsize(archive)} {os.path.getmtime(archive)}"
+    if not os.path.exists(mark) or open(mark).read() != made_from:
+        shutil.rmtree(into, ignore_errors=True)
+        os.makedirs(into)
+        with tarfile.open(archive) as tar:
+            tar.extractall(into)
+        with open(mark, "w") as file:
+            file.write(made_from)
+    return os.path.join(into, "pack")
+
+
+def environment(tree):
+    """The environment for builds and runs with the packages in `tree`; None: with what is installed."""
+    variables = dict(os.environ, **MPI)
+    nvcc = find_nvcc()
+    if nvcc:
+        variables["PATH"] = os.path.dirname(nvcc) + os.pathsep + variables["PATH"]
+    if not tree:
+        return variables
+    libraries = os.path.join(tree, "usr", "lib", "x86_64-linux-gnu")
+    headers = os.path.join(tree, "usr", "include")
+    blas = os.path.join(libraries, "openblas-openmp")
+    variables.update({
+        "PATH": os.path.join(tree, "usr", "bin") + os.pathsep + variables["PATH"],
+        "CPATH": os.pathsep.join([headers, os.path.join(headers, "x86_64-linux-gnu")]),
+        "LIBRARY_PATH": libraries,
+        # RPATH, not RUNPATH: it holds for the libraries' own libraries, and comes before LD_LIBRARY_PATH.
+        "LDFLAGS": f"-Wl,--disable-new-dtags,-rpath,{libraries}:{blas}",
+        "CMAKE_PREFIX_PATH": os.path.join(tree, "usr"),
+        "PKG_CONFIG_SYSROOT_DIR": tree,
+        "PKG_CONFIG_LIBDIR": os.path.join(libraries, "pkgconfig"),
+        "OPAL_PREFIX": os.path.join(tree, "usr"),
+        "PMIX_MCA_mca_base_component_path": os.path.join(libraries, "pmix2", "lib", "pmix"),
+    })
+    return variables
+
+
+class Done:
+    def __init__(self, status, out, seconds):
+        self.status, self.out, self.seconds = status, out, seconds
+
+    def why(self):
+        """The line that most likely says what was wrong."""
+        lines = [line.strip() for line in self.out.splitlines() if line.strip()]
+        telling = [line for line in lines if re.search(r"error:|gaccd: |undefined reference|CMake Error", line)]
+        return (telling[0] if telling else lines[-1] if lines else "no output")[:200]
+
+
+class Runner:
+    """Runs commands in one environment, each for at most its limit and never beyond the clock's end; their output goes to a log."""
+
+    def __init__(self, clock, variables, log):
+        self.clock, self.environment = clock, variables
+        self.log = open(log, "a", encoding="utf-8", errors="replace")
+
+    def run(self, command, limit, extra=(), separate=False, directory=None):
+        """separate: only standard output is returned; the log has both. Raises OutOfTime."""
+        limit = min(limit, self.clock.left())
+        if limit < 1:
+            raise OutOfTime("no time was left")
+        began = time.monotonic()
+        self.log.write(f"\n$ {' '.join(command)}\n")
+        self.log.flush()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
+                                   stderr=self.log if separate else subprocess.STDOUT, cwd=directory or ROOT,
+                                   env=dict(self.environment, **dict(extra)), start_new_session=True)
+        try:
+            out, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, _ = process.communicate()
+            self.log.write(out)
+            raise OutOfTime(f"not done within {limit:.0f} s: {os.path.basename(command[0])}") from None
+        self.log.write(out)
+        self.log.write(f"[{process.returncode} after {time.monotonic() - began:.1f} s]\n")
+        self.log.flush()
+        return Done(process.returncode, out, time.monotonic() - began)

@@ -1,0 +1,193 @@
+"""tests/gpu/run where there is no GPU: its arguments, limits, comparisons and table, with a program that only writes a log."""
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+import correct
+import machine
+import models
+import timings
+from results import Results
+
+RUN = os.path.join(machine.HERE, "run")
+BUILD = os.environ.get("GACC_BUILD", os.path.join(machine.ROOT, "build"))
+
+# A stand-in for gaccd: writes a step of 10 ms a micro-batch and 2 ms beside them until it is interrupted.
+STAND_IN = """#!/usr/bin/env python3
+import json, os, signal, sys, time
+settings = dict(part.split("=") for part in sys.argv if "=" in part)
+if sys.argv[1] == "check":
+    sys.exit("recompute: not offered" if {refuses} and "recompute" in settings else 0)
+if settings["batch.micro"] == "{fails_at}":
+    sys.exit("gaccd: out of memory")
+signal.signal(signal.SIGINT, lambda *_: sys.exit(70))
+output = sys.argv[sys.argv.index("--output") + 1]
+os.makedirs(output)
+count = int(settings["batch.global"]) / int(settings["batch.micro"])
+for step in range(1000):
+    with open(os.path.join(output, "log.jsonl"), "a") as log:
+        log.write(json.dumps({{"type": "step", "verdict": "skip" if step < 2 else "apply", "seconds": {{"since_last_step": 0.01 * count + 0.002}}}}) + "\\n")
+    time.sleep(0.001)
+"""
+PEER = {"train": {"version": "2", "tokens_per_second": 80000, "compile_seconds": 40, "memory_mib": 1000},
+        "roof": {"tflops": 700, "products_seconds": 0.005, "attention_seconds": 0.001}, "copy": {"bytes_per_second": 4e12}}
+
+
+def quiet():
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="gacc-gpu-")
+        self.addCleanup(temporary.cleanup)
+        self.directory = temporary.name
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def runner(self, seconds=60):
+        runner = machine.Runner(machine.Clock(seconds), machine.environment(None), self.path("log"))
+        self.addCleanup(runner.log.close)
+        return runner
+
+
+class Program(Case):
+    def test_unknown_parts_are_refused(self):
+        done = subprocess.run([RUN, "--only", "bulid"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'bulid'", done.stderr)
+
+    def test_a_table_of_stored_results(self):
+        results = Results(self.path("results.json"), {"gpu": "some"})
+        with quiet():
+            results.add("correct", "gpt", "pass")
+            results.add("correct", "mlp", "fail", note="far off")
+            results.add("speed", "ratio", "figure", 1.15, "", [">=", 1.15])
+            results.add("speed", "tokens a second", "figure", 498765.4, "tokens/s", [">=", 500e3])
+            results.add("speed", "moving", "figure", 1.2, "", ["<=", 1.2])
+            results.add("speed", "1558M", "skip", note="recompute: not offered")
+        done = subprocess.run([RUN, "--table", self.path("results.json")], capture_output=True, text=True, check=True)
+        lines = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(lines[0], ["gpu", "some"])
+        self.assertIn(["speed", "tokens", "a", "second", "498,765", "tokens/s", ">=", "500,000", "NO"], lines)
+        self.assertIn(["speed", "ratio", "1.15", ">=", "1.15", "yes"], lines)
+        self.assertIn(["speed", "moving", "1.2", "<=", "1.2", "yes"], lines)
+        self.assertIn(["correct", "mlp", "fail", "far", "off"], lines)
+        self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 1 failed, 1 skipped; 3 figures, 1 short of their goal")
+
+
+class Limits(Case):
+    def test_a_command_ends_at_its_limit_with_all_that_it_started(self):
+        began = time.monotonic()
+        with self.assertRaisesRegex(machine.OutOfTime, "sh"):
+            self.runner().run(["sh", "-c", f"(sleep 30; touch {self.path('late')}) & sleep 30"], 1)
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_no_command_starts_when_the_time_is_over(self):
+        with self.assertRaises(machine.OutOfTime):
+            self.runner(0).run(["touch", self.path("late")], 10)
+        self.assertFalse(os.path.exists(self.path("late")))
+
+    def test_what_was_wrong_is_the_first_error(self):
+        done = machine.Done(1, "a.c:1: error: no such thing\nmake: *** [all] Error 2\n", 0)
+        self.assertEqual(done.why(), "a.c:1: error: no such thing")
+
+
+class Trained:
+    def __init__(self, offset, loss=1.0):
+        self.weights, self.losses, self.norms = [1 + offset, 2 - offset], [loss, 0.5], [3.0]
+
+
+class Comparisons(Case):
+    def judge(self, got):
+        results = Results()
+        with quiet():
+            correct.judge(results, "job", got, Trained(1e-4), Trained(0), Trained(0.5))
+        return results.rows[0]["outcome"]
+
+    def test_the_gpu_may_be_four_times_as_far_off_as_the_processor(self):
+        self.assertEqual(self.judge(Trained(-3.9e-4)), "pass")
+        self.assertEqual(self.judge(Trained(4.2e-4)), "fail")
+
+    def test_losses_count_as_weights_do(self):
+        self.assertEqual(self.judge(Trained(0, 1.001)), "fail")
+
+    def test_what_is_not_finite_is_a_failure(self):
+        self.assertEqual(self.judge(Trained(float("nan"))), "fail")
+        self.assertEqual(self.judge(Trained(0, None)), "fail")
+
+    def test_jobs_train_and_are_compared(self):
+        """On the processor twice, so that only the harness and the jobs are tried."""
+        jobs = correct.Jobs(self.runner(), os.path.join(BUILD, "daemon", "gaccd"), self.path("jobs"), "cpu")
+        results = Results()
+        for name, *rest in correct.jobs():
+            path = correct.write_job(name, *rest, jobs.directory)
+            if name in ("mlp", "tape"):
+                with quiet():
+                    correct.check_job(results, jobs, name, path)
+            else:
+                self.assertEqual(jobs.runner.run([jobs.gaccd, "check", path], 20, directory=jobs.directory).status, 0, name)
+        self.assertEqual([row["outcome"] for row in results.rows], ["pass"] * 6, results.rows)
+
+
+class Figures(Case):
+    def test_parameters_and_operations_are_those_of_gpt_2(self):
+        small, large = models.MODELS["124M"], models.MODELS["1558M"]
+        self.assertEqual(models.parameters(small) + models.CONTEXT * 768, 124439808)
+        self.assertEqual(models.parameters(large) + models.CONTEXT * 1600, 1557611200)
+        self.assertEqual(models.flops_per_token(small), 6 * 123653376 + 12 * 12 * 768 * 1024)
+
+    def test_products_are_six_operations_a_token_and_weight(self):
+        flops = sum(2 * calls * m * n * k for _, m, n, k, calls in models.products(models.MODELS["124M"], 2))
+        weights = 12 * 12 * 768 * 768 + 50304 * 768
+        self.assertEqual(flops, 6 * weights * 2 * models.CONTEXT)
+
+    def measure(self, refuses=False, fails_at=None):
+        build = self.path("build")
+        os.makedirs(os.path.join(build, "daemon"))
+        with open(os.path.join(build, "daemon", "gaccd"), "w") as file:
+            file.write(STAND_IN.format(refuses=refuses, fails_at=fails_at))
+        os.chmod(os.path.join(build, "daemon", "gaccd"), 0o755)
+        results = Results(self.path("results.json"))
+        gpu = machine.Gpu("NVIDIA H200", "9.0", "143771", "580")
+        with quiet(), mock.patch.object(timings, "write_tokens"), \
+                mock.patch.object(timings.Bench, "torch", lambda self, what, *_, **__: PEER[what]):
+            timings.measure(self.runner(), results, build, gpu, self.directory)
+        with open(self.path("results.json")) as file:
+            self.assertEqual(json.load(file)["rows"], results.rows)
+        return results
+
+    def test_every_figure_is_taken(self):
+        results = self.measure()
+        self.assertEqual({row["outcome"] for row in results.rows}, {"figure"}, results.rows)
+        self.assertEqual(results.figure("124M: best b"), 64)
+        rate = 512 * 1024 / (8 * 0.01 + 0.002)
+        self.assertAlmostEqual(results.figure("124M: tokens a second"), rate)
+        self.assertAlmostEqual(results.figure("124M: gaccd / PyTorch"), rate / 80000)
+        self.assertAlmostEqual(results.figure("124M: model FLOP utilisation"), 100 * rate * 855166464 / 989e12)
+        self.assertAlmostEqual(results.figure("124M: share that is no product of weights"), 100 * (1 - 8 * 0.005 / 0.082))
+        notes = {row["name"]: row["note"] for row in results.rows}
+        self.assertEqual(notes["124M: fp16 with scaling / bf16"], "0 of 5 steps skipped")
+        self.assertAlmostEqual(results.figure("124M: b = 4 / best b"), 0.082 / (128 * 0.01 + 0.002))
+        self.assertAlmostEqual(results.figure("124M: check, clip, update / moving their bytes"), 0.002 / (124439808 * 38 / 4e12))
+        self.assertAlmostEqual(results.figure("1558M: of that roof"), 100 * 64 * 1024 / 0.022 * 10279555200 / 700e12)
+
+    def test_what_fails_or_is_refused_is_told_and_the_rest_is_measured(self):
+        results = self.measure(refuses=True, fails_at=64)
+        told = {row["name"]: (row["outcome"], row["note"]) for row in results.rows if row["outcome"] != "figure"}
+        self.assertEqual(told, {"124M, bf16, b = 64": ("fail", "exit status 1: gaccd: out of memory"),
+                                "1558M": ("skip", "recompute: not offered")})
+        self.assertEqual(results.figure("124M: best b"), 32)
+
+
+if __name__ == "__main__":
+    program = unittest.main(verbosity=2, exit=False)
+    sys.exit(not program.result.wasSuccessful())
