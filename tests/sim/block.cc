@@ -44,7 +44,6 @@ const grid *running_grid;
 order running_order;
 generator choices(0);
 unsigned threads, exited, at_barrier;
-bool any_warp_may_follow; /* the block starts or leaves a barrier */
 const char *barrier_file;
 int barrier_line;
 unsigned barrier_votes, barrier_result;
@@ -105,8 +104,7 @@ unsigned choose_thread()
 {
     if (running_order.in_turns) return next_in_turn();
     unsigned w = running_thread / 32;
-    if (any_warp_may_follow || !warps[w].ready) w = choose_warp();
-    any_warp_may_follow = false;
+    if (!warps[w].ready) w = choose_warp();
     return w == warp_count() ? threads : w * 32 + first_lane(warps[w].ready);
 }
 
@@ -146,7 +144,6 @@ void release_barrier()
     barrier_result = barrier_votes;
     at_barrier = 0;
     barrier_votes = 0;
-    any_warp_may_follow = true;
     for (unsigned w = 0; w < warp_count(); w++) {
         warps[w].ready |= warps[w].at_barrier;
         warps[w].at_barrier = 0;
@@ -214,8 +211,8 @@ void run_block(const grid &grid, uint64_t index)
     size_t rounding = (16 - grid.shared_bytes % 16) % 16;
     __asan_poison_memory_region(end, rounding);
 #endif
-    any_warp_may_follow = true;
-    running_thread = running_order.in_turns ? unsigned(choices.below(threads)) : 0;
+    if (running_order.random_warps) running_thread = unsigned(choices.below(threads));
+    else running_thread = running_order.backward ? threads - 1 : 0;
     resume(home, choose_thread(), false);
 #if SIM_ASAN
     __asan_unpoison_memory_region(end, rounding);

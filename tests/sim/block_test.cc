@@ -90,6 +90,26 @@ static void barriers_and_votes_do_not_wait_for_threads_that_exited(void **)
     assert_int_equal(wrong_seeds(seeds, check_exits), 0);
 }
 
+__global__ void all_but_one_exit(int *out)
+{
+    if (threadIdx.x > 0) return;
+    __syncthreads();
+    *out = 1;
+}
+
+static int check_that_one_goes_on()
+{
+    int out, *d_out = device_array<int>(1);
+    MUST(launch(all_but_one_exit, 1, 64, 0, 0, d_out));
+    read_array(&out, d_out, 1);
+    return out == 1 ? 0 : 1;
+}
+
+static void a_barrier_opens_when_the_last_thread_that_is_not_there_exits(void **)
+{
+    assert_int_equal(wrong_seeds(seeds, check_that_one_goes_on), 0);
+}
+
 /* --- shuffles ---------------------------------------------------------------------------------------------------- */
 
 __global__ void shuffles(int *out)
@@ -194,16 +214,17 @@ __global__ void reads_shared_first(float *out, int n)
 {
     SHARED(float, fixed, [4]);
     SHARED_DYNAMIC(float, row);
-    out[blockIdx.x] = fixed[0] + row[n - 1];
+    out[2 * blockIdx.x] = fixed[0];
+    out[2 * blockIdx.x + 1] = row[n - 1];
     fixed[0] = row[n - 1] = 1;
 }
 
 static int check_poison()
 {
-    float out[4];
-    float *d_out = device_array<float>(4);
+    const float zeros[8] = {};
+    float out[8], *d_out = device_array(8, zeros);
     MUST(launch(reads_shared_first, 4, 1, 64, 0, d_out, 16));
-    read_array(out, d_out, 4);
+    read_array(out, d_out, 8);
     for (float value : out)
         if (!std::isnan(value)) return 1;
     return 0;
@@ -216,7 +237,7 @@ static void shared_memory_is_poison_in_every_block(void **)
 
 static int overrun(size_t bytes, int n)
 {
-    MUST(launch(reads_shared_first, 1, 1, bytes, 0, device_array<float>(1), n));
+    MUST(launch(reads_shared_first, 1, 1, bytes, 0, device_array<float>(2), n));
     MUST(cudaDeviceSynchronize());
     return 0;
 }
@@ -232,7 +253,7 @@ static void shared_memory_above_48_kib_must_be_asked_for(void **)
     auto launched = [](int asked, size_t used) {
         MUST(cudaFuncSetAttribute(reinterpret_cast<const void *>(reads_shared_first),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, asked));
-        cudaError_t error = launch(reads_shared_first, 1, 1, used, 0, device_array<float>(1), 1);
+        cudaError_t error = launch(reads_shared_first, 1, 1, used, 0, device_array<float>(2), 1);
         MUST(cudaDeviceSynchronize());
         return int(error);
     };
@@ -270,6 +291,7 @@ int main()
         cmocka_unit_test(a_block_sum_is_right_in_every_order),
         cmocka_unit_test(a_missing_barrier_shows),
         cmocka_unit_test(barriers_and_votes_do_not_wait_for_threads_that_exited),
+        cmocka_unit_test(a_barrier_opens_when_the_last_thread_that_is_not_there_exits),
         cmocka_unit_test(shuffles_move_what_cuda_says),
         cmocka_unit_test(broken_rules_are_told_with_their_place),
         cmocka_unit_test(shared_memory_is_poison_in_every_block),

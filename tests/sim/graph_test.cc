@@ -84,6 +84,30 @@ static void a_missing_edge_of_a_graph_shows(void **)
     assert_true(wrong >= 5);
 }
 
+/* One graph in two streams: nothing orders them but that it is one graph. */
+static int launch_in_two_streams()
+{
+    two_streams s;
+    const float zero = 0;
+    float *a = device_array(1, &zero), *b = device_array<float>(1), out;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    MUST(cudaStreamBeginCapture(s.origin, cudaStreamCaptureModeThreadLocal));
+    MUST(launch(add, 1, 1, 0, s.origin, b, a, 1));
+    MUST(launch(add, 1, 1, 0, s.origin, a, b, 1));
+    MUST(cudaStreamEndCapture(s.origin, &graph));
+    MUST(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 4; i++) MUST(cudaGraphLaunch(exec, i % 2 ? s.other : s.origin));
+    MUST(cudaDeviceSynchronize());
+    read_array(&out, a, 1);
+    return out == 8 ? 0 : 1;
+}
+
+static void launches_of_one_graph_do_not_overlap(void **)
+{
+    assert_int_equal(wrong_seeds(seeds, launch_in_two_streams), 0);
+}
+
 static int capture_code(edges edges)
 {
     two_streams s;
@@ -145,6 +169,7 @@ int main()
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_graph_runs_what_was_recorded_as_often_as_asked),
         cmocka_unit_test(a_missing_edge_of_a_graph_shows),
+        cmocka_unit_test(launches_of_one_graph_do_not_overlap),
         cmocka_unit_test(a_stream_that_was_drawn_in_must_come_back),
         cmocka_unit_test(calls_that_no_capture_allows_are_errors),
     };

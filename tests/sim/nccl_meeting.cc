@@ -22,7 +22,6 @@ struct member {
     std::atomic<int> state;
     int device;
     uint64_t host;
-    std::atomic<uint64_t> consumed; /* pieces */
 };
 
 struct mailbox {
@@ -139,8 +138,6 @@ void meeting::leave()
 
 char *meeting::place(uint64_t number)
 {
-    for (int r = 0; r < ranks_; r++)
-        if (shared_->members[r].consumed.load() + 1 < number) return nullptr;
     return shared_->mailboxes[rank_][number % 2].data;
 }
 
@@ -156,11 +153,6 @@ piece meeting::posted(int rank, uint64_t number) const
     const mailbox &other = shared_->mailboxes[rank][number % 2];
     if (other.posted.load() != number + 1) return {nullptr, nullptr};
     return {&other.label, other.data};
-}
-
-void meeting::consume(uint64_t number)
-{
-    shared_->members[rank_].consumed.store(number + 1);
 }
 
 char *meeting::channel_place(int peer)

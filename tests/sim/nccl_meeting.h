@@ -55,11 +55,10 @@ class meeting
     int dead_rank() const;
     void leave();
 
-    /* The caller's place for piece `number` (from 0); NULL: another rank still needs what is there. */
+    /* The caller's place for piece `number` (from 0), once it has used all pieces before. */
     char *place(uint64_t number);
     void post(uint64_t number, const piece_label &label);
     piece posted(int rank, uint64_t number) const;
-    void consume(uint64_t number);
 
     /* The channel from the caller to `peer`, and from `peer` to the caller: one piece at a time. */
     char *channel_place(int peer);

@@ -394,7 +394,7 @@ static int survive(const rank_of &self)
 {
     ncclComm_t comm = self.communicator();
     const float one = 1;
-    float *x = device_array(1, &one), *sum = device_array<float>(1), out;
+    float *x = device_array(1, &one), *sum = device_array(1, &one), out;
     self.barrier();
     if (self.rank == self.ranks - 1) raise(SIGKILL);
     MUST(ncclAllReduce(x, sum, 1, ncclFloat32, ncclSum, comm, nullptr));

@@ -151,9 +151,7 @@ progress transfers::step_collective(ongoing &part)
 {
     size_t n = std::min(piece_elements(part.call), part.call.count - part.done);
     if (!part.posted) {
-        char *place = meeting_->place(*pieces_);
-        if (!place) return progress::blocked;
-        fill_piece(part, n, place);
+        fill_piece(part, n, meeting_->place(*pieces_));
         meeting_->post(*pieces_, label(part.call));
         part.posted = true;
         return progress::advanced;
@@ -166,7 +164,7 @@ progress transfers::step_collective(ongoing &part)
         pieces[r] = piece.data;
     }
     use_pieces(part, n, pieces);
-    meeting_->consume((*pieces_)++);
+    ++*pieces_;
     part.posted = false;
     part.done += n;
     return part.done == part.call.count ? progress::done : progress::advanced;

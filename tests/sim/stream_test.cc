@@ -76,6 +76,31 @@ static void each_wait_can_be_taken_out_by_its_place(void **)
     assert_int_equal(wrong_seeds(seeds, wait_twice, {"SIM_DROP=cudaStreamWaitEvent:3"}), 0);
 }
 
+/* The second recording of an event may be done before the first; a wait for the event is for the second. */
+static int record_in_two_streams()
+{
+    const float zero = 0;
+    float *a = device_array(1, &zero), *b = device_array<float>(1), *c = device_array<float>(1), out;
+    cudaStream_t first = new_stream(), second = new_stream(), third = new_stream();
+    cudaEvent_t event = new_event();
+    for (int i = 0; i < 5; i++) MUST(launch(add, 1, 1, 0, first, a, a, 1));
+    MUST(cudaEventRecord(event, first));
+    MUST(cudaMemsetAsync(b, 0, sizeof *b, second));
+    MUST(cudaEventRecord(event, second));
+    MUST(cudaEventSynchronize(event));
+    MUST(cudaStreamSynchronize(first));
+    MUST(cudaStreamWaitEvent(third, event, 0));
+    MUST(launch(add, 1, 1, 0, third, c, b, 1));
+    MUST(cudaStreamSynchronize(third));
+    read_array(&out, c, 1);
+    return out == 1 ? 0 : 1;
+}
+
+static void an_event_is_its_last_recording(void **)
+{
+    assert_int_equal(wrong_seeds(seeds, record_in_two_streams), 0);
+}
+
 /* The host writes into the source of a copy that may still be under way. */
 static int overwrite_the_source(bool pinned, bool waits)
 {
@@ -286,6 +311,7 @@ int main()
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_missing_wait_shows),
         cmocka_unit_test(each_wait_can_be_taken_out_by_its_place),
+        cmocka_unit_test(an_event_is_its_last_recording),
         cmocka_unit_test(a_pinned_source_must_not_be_overwritten_before_it_is_copied),
         cmocka_unit_test(the_default_stream_orders_blocking_streams_only),
         cmocka_unit_test(a_result_is_there_after_a_wait_only),
