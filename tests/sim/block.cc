@@ -211,8 +211,10 @@ void run_block(const grid &grid, uint64_t index)
     size_t rounding = (16 - grid.shared_bytes % 16) % 16;
     __asan_poison_memory_region(end, rounding);
 #endif
-    if (running_order.random_warps) running_thread = unsigned(choices.below(threads));
-    else running_thread = running_order.backward ? threads - 1 : 0;
+    if (running_order.random_warps)
+        running_thread = unsigned(choices.below(threads));
+    else
+        running_thread = running_order.backward ? threads - 1 : 0;
     resume(home, choose_thread(), false);
 #if SIM_ASAN
     __asan_unpoison_memory_region(end, rounding);
