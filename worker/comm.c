@@ -10,41 +10,27 @@
 #include <string.h>
 #include <unistd.h>
 
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 void shard_map_init(struct shard_map *map, uint64_t parameters, uint32_t ranks, uint64_t bucket_limit)
 {
+    uint64_t part = bucket_limit / ranks > 0 ? bucket_limit / ranks : 1;
+    uint64_t bucket_elements = parameters <= bucket_limit ? parameters : part * ranks;
     *map = (struct shard_map){
         .parameters = parameters,
         .ranks = ranks,
-        .bucket_count = (uint32_t)((parameters + bucket_limit - 1) / bucket_limit),
-        .bucket_elements = parameters < bucket_limit ? parameters : bucket_limit,
+        .bucket_count = (uint32_t)(parameters ? (parameters + bucket_elements - 1) / bucket_elements : 0),
+        .bucket_elements = bucket_elements,
     };
 }
 
 struct range shard_map_bucket(const struct shard_map *map, uint32_t bucket)
 {
     uint64_t begin = bucket * map->bucket_elements;
-    uint64_t left = map->parameters - begin;
-    return (struct range){begin, begin + (left < map->bucket_elements ? left : map->bucket_elements)};
-}
-
-/* Earlier ranks take the elements that N does not divide. */
-struct range shard_map_range(const struct shard_map *map, uint32_t bucket, uint32_t rank)
-{
-    struct range whole = shard_map_bucket(map, bucket);
-    uint64_t part = (whole.end - whole.begin) / map->ranks;
-    uint64_t extras = (whole.end - whole.begin) % map->ranks;
-    uint64_t begin = whole.begin + rank * part + (rank < extras ? rank : extras);
-    return (struct range){begin, begin + part + (rank < extras ? 1 : 0)};
-}
-
-uint64_t shard_map_owned(const struct shard_map *map, uint32_t rank)
-{
-    uint64_t owned = 0;
-    for (uint32_t bucket = 0; bucket < map->bucket_count; bucket++) {
-        struct range range = shard_map_range(map, bucket, rank);
-        owned += range.end - range.begin;
-    }
-    return owned;
+    return (struct range){begin, smaller(begin + map->bucket_elements, map->parameters)};
 }
 
 static uint64_t length(struct range range)
@@ -52,13 +38,46 @@ static uint64_t length(struct range range)
     return range.end - range.begin;
 }
 
-/* parts: [ranks] */
-static void bucket_parts(const struct shard_map *map, uint32_t bucket, struct range *parts)
+static uint64_t part_length(const struct shard_map *map, uint32_t bucket)
 {
-    for (uint32_t rank = 0; rank < map->ranks; rank++) parts[rank] = shard_map_range(map, bucket, rank);
+    return (length(shard_map_bucket(map, bucket)) + map->ranks - 1) / map->ranks;
 }
 
-static struct range *parts_new(const struct comm *comm, const struct shard_map *map, struct error *error)
+struct range shard_map_range(const struct shard_map *map, uint32_t bucket, uint32_t rank)
+{
+    struct range whole = shard_map_bucket(map, bucket);
+    uint64_t part = part_length(map, bucket);
+    return (struct range){smaller(whole.begin + rank * part, whole.end),
+                          smaller(whole.begin + (rank + 1) * part, whole.end)};
+}
+
+uint64_t shard_map_offset(const struct shard_map *map, uint32_t bucket)
+{
+    return bucket * (map->bucket_elements / map->ranks);
+}
+
+uint64_t shard_map_owned(const struct shard_map *map, uint32_t rank)
+{
+    if (map->bucket_count == 0) return 0;
+    uint32_t last = map->bucket_count - 1;
+    return shard_map_offset(map, last) + length(shard_map_range(map, last, rank));
+}
+
+uint64_t shard_map_room(const struct shard_map *map)
+{
+    if (map->bucket_count == 0) return 0;
+    uint32_t last = map->bucket_count - 1;
+    return shard_map_bucket(map, last).begin + map->ranks * part_length(map, last);
+}
+
+uint64_t shard_map_shard_room(const struct shard_map *map)
+{
+    return shard_map_owned(map, 0);
+}
+
+/* [ranks], to be freed */
+static struct range *bucket_parts(const struct comm *comm, const struct shard_map *map, uint32_t bucket,
+                                  struct error *error)
 {
     if (map->ranks != comm->ranks) {
         error_set(error, STATUS_INTERNAL, "a shard map of %u ranks meets a communicator of %u", map->ranks,
@@ -67,44 +86,69 @@ static struct range *parts_new(const struct comm *comm, const struct shard_map *
     }
     struct range *parts = calloc(comm->ranks, sizeof *parts);
     if (!parts) error_set(error, STATUS_INTERNAL, "out of memory for the ranges of %u ranks", comm->ranks);
+    for (uint32_t rank = 0; parts && rank < map->ranks; rank++) parts[rank] = shard_map_range(map, bucket, rank);
     return parts;
+}
+
+int comm_reduce_scatter_bucket(struct comm *comm, const struct shard_map *map, uint32_t bucket, const wide *gradients,
+                               wide *shard, enum dtype wide_type, struct error *error)
+{
+    struct range *parts = bucket_parts(comm, map, bucket, error);
+    if (!parts) return -(int)STATUS_INTERNAL;
+    size_t size = dtype_size(wide_type);
+    wide *into = (char *)shard + shard_map_offset(map, bucket) * size;
+    int result = comm->class->reduce_scatter(comm, bucket, gradients, into, wide_type, parts, error);
+    comm->counts.reduce_scatter++;
+    comm->counts.reduce_scatter_bytes += (length(shard_map_bucket(map, bucket)) - length(parts[comm->rank])) * size;
+    free(parts);
+    return result;
+}
+
+int comm_all_gather_bucket(struct comm *comm, const struct shard_map *map, uint32_t bucket, compute *parameters,
+                           enum dtype compute_type, struct error *error)
+{
+    struct range *parts = bucket_parts(comm, map, bucket, error);
+    if (!parts) return -(int)STATUS_INTERNAL;
+    int result = comm->class->all_gather(comm, bucket, parameters, compute_type, parts, error);
+    comm->counts.all_gather++;
+    comm->counts.all_gather_bytes += length(parts[comm->rank]) * (comm->ranks - 1) * dtype_size(compute_type);
+    free(parts);
+    return result;
+}
+
+bool comm_overlaps(const struct comm *comm)
+{
+    return comm->class->join != NULL;
+}
+
+int comm_join(struct comm *comm, uint32_t bucket, struct error *error)
+{
+    return comm->class->join ? comm->class->join(comm, bucket, error) : 0;
+}
+
+static int join_all(struct comm *comm, const struct shard_map *map, struct error *error)
+{
+    int result = 0;
+    for (uint32_t bucket = 0; bucket < map->bucket_count && !result; bucket++) result = comm_join(comm, bucket, error);
+    return result;
 }
 
 int comm_reduce_scatter(struct comm *comm, const struct shard_map *map, const wide *gradients, wide *shard,
                         enum dtype wide_type, struct error *error)
 {
-    struct range *parts = parts_new(comm, map, error);
-    if (!parts) return -(int)STATUS_INTERNAL;
-    size_t size = dtype_size(wide_type);
-    char *into = shard;
     int result = 0;
-    for (uint32_t bucket = 0; bucket < map->bucket_count && !result; bucket++) {
-        bucket_parts(map, bucket, parts);
-        uint64_t own = length(parts[comm->rank]);
-        result = comm->class->reduce_scatter(comm, gradients, into, wide_type, parts, error);
-        comm->counts.reduce_scatter++;
-        comm->counts.reduce_scatter_bytes += (length(shard_map_bucket(map, bucket)) - own) * size;
-        into += own * size;
-    }
-    free(parts);
-    return result;
+    for (uint32_t bucket = map->bucket_count; bucket-- > 0 && !result;)
+        result = comm_reduce_scatter_bucket(comm, map, bucket, gradients, shard, wide_type, error);
+    return result ? result : join_all(comm, map, error);
 }
 
 int comm_all_gather(struct comm *comm, const struct shard_map *map, compute *parameters, enum dtype compute_type,
                     struct error *error)
 {
-    struct range *parts = parts_new(comm, map, error);
-    if (!parts) return -(int)STATUS_INTERNAL;
-    size_t size = dtype_size(compute_type);
     int result = 0;
-    for (uint32_t bucket = 0; bucket < map->bucket_count && !result; bucket++) {
-        bucket_parts(map, bucket, parts);
-        result = comm->class->all_gather(comm, parameters, compute_type, parts, error);
-        comm->counts.all_gather++;
-        comm->counts.all_gather_bytes += length(parts[comm->rank]) * (comm->ranks - 1) * size;
-    }
-    free(parts);
-    return result;
+    for (uint32_t bucket = 0; bucket < map->bucket_count && !result; bucket++)
+        result = comm_all_gather_bucket(comm, map, bucket, parameters, compute_type, error);
+    return result ? result : join_all(comm, map, error);
 }
 
 int comm_broadcast(struct comm *comm, void *bytes, uint64_t count, uint32_t root, struct error *error)
@@ -142,19 +186,19 @@ void comm_close(struct comm *comm)
 
 /* --- one rank alone ------------------------------------------------------------------------------------------ */
 
-static int alone_reduce_scatter(struct comm *comm, const wide *gradients, wide *shard, enum dtype wide_type,
-                                const struct range *parts, struct error *error)
+static int alone_reduce_scatter(struct comm *comm, uint32_t bucket, const wide *gradients, wide *shard,
+                                enum dtype wide_type, const struct range *parts, struct error *error)
 {
-    (void)comm, (void)error;
+    (void)comm, (void)bucket, (void)error;
     size_t size = dtype_size(wide_type);
     memcpy(shard, (const char *)gradients + parts[0].begin * size, length(parts[0]) * size);
     return 0;
 }
 
-static int alone_all_gather(struct comm *comm, compute *parameters, enum dtype compute_type, const struct range *parts,
-                            struct error *error)
+static int alone_all_gather(struct comm *comm, uint32_t bucket, compute *parameters, enum dtype compute_type,
+                            const struct range *parts, struct error *error)
 {
-    (void)comm, (void)parameters, (void)compute_type, (void)parts, (void)error;
+    (void)comm, (void)bucket, (void)parameters, (void)compute_type, (void)parts, (void)error;
     return 0;
 }
 
@@ -206,6 +250,7 @@ int comm_open_alone(struct comm **out, struct error *error)
         .class = &class,
         .ranks = 1,
         .local_ranks = 1,
+        .bucket_limit = COMM_BUCKET_LIMIT,
         .local_cores = known ? (uint32_t)CPU_COUNT(&cores) : 1,
         .transport = "none",
     };

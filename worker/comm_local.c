@@ -39,10 +39,10 @@ static void part(struct group *group)
     pthread_barrier_wait(&group->barrier);
 }
 
-static int local_reduce_scatter(struct comm *comm, const wide *gradients, wide *shard, enum dtype wide_type,
-                                const struct range *parts, struct error *error)
+static int local_reduce_scatter(struct comm *comm, uint32_t bucket, const wide *gradients, wide *shard,
+                                enum dtype wide_type, const struct range *parts, struct error *error)
 {
-    (void)error;
+    (void)bucket, (void)error;
     struct range own = parts[comm->rank];
     struct group *group = meet(comm, gradients);
     for (uint64_t i = own.begin; i < own.end; i++) {
@@ -62,10 +62,10 @@ static int local_reduce_scatter(struct comm *comm, const wide *gradients, wide *
     return 0;
 }
 
-static int local_all_gather(struct comm *comm, compute *parameters, enum dtype compute_type, const struct range *parts,
-                            struct error *error)
+static int local_all_gather(struct comm *comm, uint32_t bucket, compute *parameters, enum dtype compute_type,
+                            const struct range *parts, struct error *error)
 {
-    (void)error;
+    (void)bucket, (void)error;
     size_t size = dtype_size(compute_type);
     struct group *group = meet(comm, parameters);
     for (uint32_t rank = 0; rank < comm->ranks; rank++)
@@ -135,6 +135,7 @@ static struct group *group_new(uint32_t ranks)
                      .ranks = ranks,
                      .local_rank = rank,
                      .local_ranks = ranks,
+                     .bucket_limit = COMM_BUCKET_LIMIT,
                      .local_cores = known ? (uint32_t)CPU_COUNT(&cores) : 1,
                      .transport = "threads"},
             .group = group,

@@ -47,9 +47,10 @@ static void set_parts(struct comm_mpi *mpi, const struct range *parts)
     }
 }
 
-static int mpi_reduce_scatter(struct comm *comm, const wide *gradients, wide *shard, enum dtype wide_type,
-                              const struct range *parts, struct error *error)
+static int mpi_reduce_scatter(struct comm *comm, uint32_t number, const wide *gradients, wide *shard,
+                              enum dtype wide_type, const struct range *parts, struct error *error)
 {
+    (void)number;
     struct comm_mpi *mpi = (struct comm_mpi *)comm;
     set_parts(mpi, parts);
     const char *bucket = (const char *)gradients + parts[0].begin * dtype_size(wide_type);
@@ -57,9 +58,10 @@ static int mpi_reduce_scatter(struct comm *comm, const wide *gradients, wide *sh
     return mpi_error(comm, code, "MPI_Reduce_scatter", error);
 }
 
-static int mpi_all_gather(struct comm *comm, compute *parameters, enum dtype compute_type, const struct range *parts,
-                          struct error *error)
+static int mpi_all_gather(struct comm *comm, uint32_t number, compute *parameters, enum dtype compute_type,
+                          const struct range *parts, struct error *error)
 {
+    (void)number;
     struct comm_mpi *mpi = (struct comm_mpi *)comm;
     set_parts(mpi, parts);
     char *bucket = (char *)parameters + parts[0].begin * dtype_size(compute_type);
@@ -161,6 +163,7 @@ static int open_like(MPI_Comm of, struct comm **out, struct error *error)
     MPI_Comm_size(of, &ranks);
     mpi->comm.rank = (uint32_t)rank;
     mpi->comm.ranks = (uint32_t)ranks;
+    mpi->comm.bucket_limit = COMM_BUCKET_LIMIT;
     MPI_Comm_set_errhandler(of, MPI_ERRORS_RETURN);
     int result = mpi_error(&mpi->comm, MPI_Comm_dup(of, &mpi->world), "MPI_Comm_dup", error);
     if (!result) {

@@ -25,6 +25,7 @@ static int add_losses(struct session *session, uint64_t first, uint64_t end, Gac
         result = read_block(session, at, end, error);
         if (result || !(batch->weight_sum > 0)) continue;
         struct pass pass = window_pass_forward(session);
+        pass.overlap = overlap_first(session);
         model_forward(session->model, &pass, session->activations);
         results_keep_loss(&session->results, (struct loss_unit){batch->exponent, batch->weight_sum});
         evaluation->weight += batch->weight_sum;

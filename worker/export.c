@@ -133,13 +133,12 @@ static int write_own_ranges(struct session *session, const struct export *export
     if (result) return result;
     int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
-    uint64_t size = dtype_size(session->wide_type), at = 0;
+    uint64_t size = dtype_size(session->wide_type);
     for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        uint64_t count = own.end - own.begin;
+        uint64_t count = own.end - own.begin, at = shard_map_offset(&session->map, bucket);
         result = write_at(export, fd, element(master, at, session->wide_type), count * size,
                           export->header_bytes + own.begin * size, error);
-        at += count;
     }
     return close_written(export, fd, result, error);
 }

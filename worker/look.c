@@ -31,12 +31,13 @@ int session_read(struct session *session, enum buffer which, const void **out, s
 {
     const struct kernel_table *table = session->kernels->table;
     const void *buffer = *out = buffer_at(session, which);
-    if (table->on_host || !buffer) return 0;
+    int result = overlap_settle(session, error);
+    if (result || table->on_host || !buffer) return result;
     uint64_t bytes = buffer_bytes(session, which);
     if (!session->copies[which]) {
         char what[64];
         snprintf(what, sizeof what, "the host's copy of the %s", buffer_names[which]);
-        int result = memory_new(&session->copies[which], bytes, 1, what, error);
+        result = memory_new(&session->copies[which], bytes, 1, what, error);
         if (result) return result;
     }
     *out = session->copies[which];

@@ -32,6 +32,7 @@ int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtyp
         model->spec = spec;
         model->compute_type = compute_type;
         model->targets_per_sequence = 1;
+        model->recordable = true;
         int rc = model_types[i].build(model, error);
         if (rc < 0) {
             model_close(model);
@@ -92,8 +93,14 @@ const struct tensor *table_add(struct tensor_table *table, struct tensor like, c
 
 void model_add_stage(struct model *model, const struct stage_class *class, unsigned index, const void *parameters)
 {
-    model->stages[model->stage_count++] =
-        (struct stage){.class = class, .model = model, .index = index, .parameters = parameters};
+    uint64_t begin = model->stage_count > 0 ? model->stages[model->stage_count - 1].end : 0;
+    model->recordable = model->recordable && !class->works_on_host;
+    model->stages[model->stage_count++] = (struct stage){.class = class,
+                                                         .model = model,
+                                                         .index = index,
+                                                         .begin = begin,
+                                                         .end = model->table.parameters,
+                                                         .parameters = parameters};
 }
 
 enum activation activation_of(Gacc__V1__Activation activation)
@@ -240,6 +247,7 @@ void model_forward(const struct model *model, struct pass *pass, struct activati
     size_t last = model->stage_count - 1;
     for (size_t i = 0; i <= last; i++) {
         const struct stage *stage = &model->stages[i];
+        if (pass->overlap.needs) pass->overlap.needs(pass->overlap.context, stage->begin, stage->end);
         stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
                               i < last ? activations->stages[i].out : NULL, activations->stages[i].saved,
                               activations->scratch);
@@ -256,5 +264,6 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
                                i < last ? activations->gradient[i % 2] : NULL,
                                i > 0 ? activations->stages[i - 1].out : NULL, activations->stages[i].saved,
                                activations->scratch);
+        if (pass->overlap.complete) pass->overlap.complete(pass->overlap.context, stage->begin);
     }
 }

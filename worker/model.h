@@ -51,6 +51,15 @@ struct feed {
 /* block: what batch->block was uploaded to; where memory is the host's, batch->block itself. */
 struct feed feed_of(const struct micro_batch *batch, const void *block);
 
+/* Who wants to know how far a pass is, to communicate beside it. Called between two stages, in the caller's thread. */
+struct overlap {
+    void *context;
+    /* The kernels that follow read the parameters [begin, end) of the canonical index. NULL: all are there. */
+    void (*needs)(void *context, uint64_t begin, uint64_t end);
+    /* No kernel that follows adds to the gradients of the canonical index from `begin` on. NULL: never mind. */
+    void (*complete)(void *context, uint64_t begin);
+};
+
 /* One micro-batch on its way through the stages. All memory but the batch's is the backend's. */
 struct pass {
     struct kernels *kernels;
@@ -60,6 +69,7 @@ struct pass {
     struct feed feed;
     long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
     double *loss_sum;      /* [1] += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
+    struct overlap overlap;
 };
 
 struct stage;
@@ -69,6 +79,7 @@ struct stage;
  * returns). dout/din likewise for gradients of activations (din NULL for the first stage, dout NULL for the last). */
 struct stage_class {
     const char *name;
+    bool works_on_host; /* its passes do work of their own on the host: they cannot be recorded and replayed */
     size_t (*out_bytes)(const struct stage *, size_t rows);
     size_t (*saved_bytes)(const struct stage *, size_t rows);
     size_t (*scratch_bytes)(const struct stage *, size_t rows); /* shared by all stages, holds nothing between calls */
@@ -81,6 +92,7 @@ struct stage {
     const struct stage_class *class;
     const struct model *model;
     unsigned index;         /* e.g. the layer */
+    uint64_t begin, end;    /* its own tensors in the canonical index; a tied one is the earliest stage's */
     const void *parameters; /* the class's own numbers (tensor rows and such), owned by the model */
 };
 
@@ -89,8 +101,9 @@ struct model {
     enum dtype compute_type;
     struct tensor_table table;
     struct tensor_table zeros; /* written to exported files, filled with zeros; no parameters (gpt without bias) */
-    struct stage *stages;
+    struct stage *stages;      /* their ranges follow each other and cover the canonical index */
     size_t stage_count;
+    bool recordable;               /* a pass is nothing but kernels */
     uint64_t targets_per_sequence; /* context for language models, else 1 */
     void *own;                     /* the model's own memory, freed with it */
 };

@@ -18,13 +18,14 @@
 #include "worker/memory.h"
 #include "worker/session_internal.h"
 
-#define INITIAL_BLOCK 65536u /* elements initialised at a time */
-
 int session_enter(struct session *session, Gacc__V1__State state, struct error *error)
 {
     int result = step_state_enter(&session->machine, state, error);
-    if (!result) session->control->state(session->control, session->machine.step, state, session->machine.current);
-    return result;
+    if (result) return result;
+    const struct kernel_table *table = session->kernels->table;
+    if (table->range_begin) table->range_begin(session->kernels, step_state_name(state));
+    session->control->state(session->control, session->machine.step, state, session->machine.current);
+    return 0;
 }
 
 uint64_t session_evaluation_sequences(const struct session *session)
@@ -60,11 +61,16 @@ static int arithmetic_threads(const struct comm *comm)
 static int open_kernels(struct session *session, struct error *error)
 {
     struct kernels_options options = {.compute_type = session->compute_type,
-                                      .threads = arithmetic_threads(session->comm)};
+                                      .threads = arithmetic_threads(session->host)};
     bool reference = session->options.reference;
     if (reference && session->compute_type != DTYPE_FP64)
         return error_set(error, STATUS_INTERNAL, "the reference kernels are for fp64, not %s",
                          dtype_name(session->compute_type));
+    const struct device *device = reference ? NULL : session->options.device;
+    if (device) {
+        session->kernels = device->open_kernels(device, &options, error);
+        return session->kernels ? 0 : -(int)STATUS_INTERNAL;
+    }
     session->kernels = reference ? kernels_open_reference(&options) : kernels_open_cpu(&options);
     return session->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
 }
@@ -79,10 +85,24 @@ static int open_data(struct session *session, struct error *error)
     return result;
 }
 
+static int open_comm(struct session *session, struct error *error)
+{
+    session->comm = session->host;
+    if (session->kernels->table->on_host) return 0;
+    const struct device *device = session->options.device;
+    struct comm *own = NULL;
+    int result = device->open_comm
+                     ? device->open_comm(device, &own, session->host, session->kernels, error)
+                     : comm_open_staged(&own, session->host, session->kernels, session->model->table.parameters, error);
+    if (!result) session->comm = own;
+    return result;
+}
+
 static int open_shards(struct session *session, struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
-    shard_map_init(&session->map, table->parameters, session->comm->ranks, COMM_BUCKET_LIMIT);
+    shard_map_init(&session->map, table->parameters, session->comm->ranks, session->comm->bucket_limit);
+    session->buckets.gathered = session->map.bucket_count;
     session->owned = shard_map_owned(&session->map, session->comm->rank);
     int result = layout_open(&session->layout, table, session->job->optimizer, error);
     if (!result)
@@ -116,14 +136,13 @@ static void place(struct session *session, uint64_t begin, const struct values *
             ((float *)values->narrowed)[i] = (float)values->exact[i];
     table->upload(session->kernels, values->sent, values->narrowed, count * size);
     table->cast(session->kernels, element(session->parameters, begin, session->compute_type), values->sent, count);
-    uint64_t at = 0;
     for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
         uint64_t from = own.begin > begin ? own.begin : begin, to = own.end < begin + count ? own.end : begin + count;
+        uint64_t at = shard_map_offset(&session->map, bucket) + from - own.begin;
         if (from < to)
-            table->copy(session->kernels, element(session->master, at + from - own.begin, session->wide_type),
+            table->copy(session->kernels, element(session->master, at, session->wide_type),
                         element(values->sent, from - begin, session->wide_type), (to - from) * size);
-        at += own.end - own.begin;
     }
 }
 
@@ -174,7 +193,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     struct session *session = calloc(1, sizeof *session);
     if (!session) return error_set(error, STATUS_INTERNAL, "out of memory for a session");
     session->job = job;
-    session->comm = comm;
+    session->host = comm;
     session->control = control;
     if (options) session->options = *options;
     session->compute_type = dtype_of(job->precision->compute);
@@ -184,6 +203,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     int result = model_open(&session->model, job->model, session->compute_type, error);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
+    if (!result) result = open_comm(session, error);
     if (!result) result = open_shards(session, error);
     if (!result) result = session_reserve(session, error);
     if (!result) result = initialise(session, error);
@@ -198,6 +218,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 void session_close(struct session *session)
 {
     if (!session) return;
+    if (session->comm != session->host) comm_close(session->comm);
     session_release(session);
     micro_batch_close(session->batch);
     layout_close(&session->layout);

@@ -12,6 +12,7 @@
 #include "proto/gacc/v1/job.pb-c.h"
 #include "proto/gacc/v1/workers.pb-c.h"
 #include "worker/comm.h"
+#include "worker/device.h"
 #include "worker/faults.h"
 
 /* How a session speaks with whoever decides: the coordinator over gRPC (control_client.h), or a test. Messages given
@@ -64,11 +65,12 @@ struct observer {
     void (*stepped)(struct observer *, const struct session_view *); /* at the end of ExitStep, whatever the verdict */
 };
 
-/* For tests and verify; a job is trained with none of them. */
 struct session_options {
+    const struct device *device; /* NULL: the CPU; borrowed */
+    /* For tests and verify; a job is trained with none of them. */
     struct faults faults;
     struct observer *observer; /* NULL: nobody; borrowed */
-    bool reference;            /* the reference kernels: of fp64 only, others are refused (70) */
+    bool reference;            /* the reference kernels, on the CPU: of fp64 only, others are refused (70) */
     bool reversed;             /* every global batch is read from its end: the same sums, added up otherwise */
 };
 

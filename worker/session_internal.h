@@ -16,12 +16,23 @@
 #include "worker/session.h"
 #include "worker/step_state.h"
 
+#define INITIAL_BLOCK 65536u /* elements initialised at a time */
+
 /* The large buffers. */
 enum buffer { BUFFER_PARAMETERS, BUFFER_GRADIENTS, BUFFER_SHARD, BUFFER_MASTER, BUFFER_M, BUFFER_V, BUFFERS };
 
+/* How far the buckets of the flat buffers are. Reduced from the last to the first, gathered from the first to the last,
+ * as backward and forward go over them. */
+struct buckets {
+    uint32_t reducing; /* those from here on are being reduced in this step, or were */
+    uint32_t gathered; /* the gathers of those before are joined */
+    struct error failure;
+};
+
 struct session {
-    const Gacc__V1__JobSpec *job; /* borrowed, as comm and control are */
-    struct comm *comm;
+    const Gacc__V1__JobSpec *job; /* borrowed, as control is */
+    struct comm *host;            /* borrowed: of the host's memory */
+    struct comm *comm;            /* of the kernels' memory; `host` where that is the same, else our own */
     struct control *control;
     struct session_options options;
 
@@ -49,6 +60,11 @@ struct session {
 
     struct micro_batch *batch; /* capacity b */
     void *copies[BUFFERS];     /* look.c; NULL until they are looked at */
+
+    struct buckets buckets;
+    struct recording *recording; /* of a whole micro-batch; NULL: none yet */
+    const double *recorded_loss; /* where it adds its loss */
+    bool unrecordable;           /* the backend could not */
     uint64_t *checksums; /* [2 · (tensors + 1)] before and now, the last one of the master parameters; NULL unless
                             self_check */
 
@@ -101,6 +117,19 @@ uint64_t session_evaluation_sequences(const struct session *session);
 /* Everything that is large, once map, layout, kernels and batch are open. */
 int session_reserve(struct session *session, struct error *error);
 void session_release(struct session *session);
+
+/* --- overlap.c ----------------------------------------------------------------------------------------------- */
+
+/* Collectives of a step, bucket by bucket, beside the passes where the transport can. */
+struct overlap overlap_first(struct session *session); /* for the pass that comes after an update: it joins gathers */
+struct overlap overlap_last(struct session *session);  /* for the last of a window: it starts reductions */
+/* Starts what is left of the step's reductions, and joins all of them. */
+int overlap_reduce(struct session *session, struct error *error);
+/* Starts the gathers of the updated parameters; overlap_settle joins them, and so does whoever reads them. */
+int overlap_gather(struct session *session, struct error *error);
+int overlap_settle(struct session *session, struct error *error);
+/* A new step begins. */
+void overlap_begin(struct session *session);
 
 /* --- window.c ------------------------------------------------------------------------------------------------ */
 

@@ -9,7 +9,7 @@
 
 static void lay_out_shard(struct session *session, struct carver *carver)
 {
-    size_t bytes = session->owned * dtype_size(session->wide_type);
+    size_t bytes = shard_map_shard_room(&session->map) * dtype_size(session->wide_type);
     session->shard = carve(carver, bytes);
     session->master = carve(carver, bytes);
 }
@@ -64,6 +64,8 @@ static int advise(const struct session *session, struct error *error)
     uint64_t left, all;
     if (!error || !table->memory_left(session->kernels, &left, &all)) return -(int)STATUS_INTERNAL;
     if (!table->on_host && session->feed) left += session->batch->block_bytes;
+    const uint64_t values = INITIAL_BLOCK * sizeof(double); /* on their way, when all is in place */
+    left = left > values ? left - values : 0;
     if (bytes_of_micro_batch(session, micro) <= left) return -(int)STATUS_INTERNAL; /* it is not for want of room */
     struct error what = *error;
     uint32_t fits = micro_that_fits(session, left);
@@ -74,12 +76,12 @@ static int advise(const struct session *session, struct error *error)
 int session_reserve(struct session *session, struct error *error)
 {
     struct kernels *kernels = session->kernels;
-    const struct tensor_table *table = &session->model->table;
-    int result = memory_reserve(kernels, &session->parameters, table->parameters * dtype_size(session->compute_type),
+    uint64_t room = shard_map_room(&session->map);
+    int result = memory_reserve(kernels, &session->parameters, room * dtype_size(session->compute_type),
                                 "the parameters", error);
     if (!result)
-        result = memory_reserve(kernels, &session->gradients, table->parameters * dtype_size(session->wide_type),
-                                "the gradients", error);
+        result =
+            memory_reserve(kernels, &session->gradients, room * dtype_size(session->wide_type), "the gradients", error);
     if (!result) result = reserve_shard(session, error);
     if (!result)
         result = optimizer_open(&session->optimizer, kernels, session->job->optimizer, session->wide_type,
@@ -98,6 +100,7 @@ void session_release(struct session *session)
     struct kernels *kernels = session->kernels;
     if (!kernels) return;
     const struct kernel_table *table = kernels->table;
+    if (session->recording) table->recording_close(kernels, session->recording);
     activations_close(session->activations);
     results_close(&session->results);
     optimizer_close(&session->optimizer);

@@ -51,16 +51,65 @@ double split_loss(long double sum, int32_t *exponent)
     return isfinite(sum) ? (double)frexpl(sum, exponent) : (double)sum;
 }
 
-/* Forward and backward of the batch that was read. */
-static int run_micro_batch(struct session *session, struct step *step, struct error *error)
+/* Forward and backward, kernel by kernel. */
+static int run_pass(struct session *session, const struct step *step, struct pass *pass, struct error *error)
+{
+    model_forward(session->model, pass, session->activations);
+    int result = session_enter(session, STATE(MICRO_BACKWARD), error);
+    if (!result && !fault_loses_backward(session, step)) model_backward(session->model, pass, session->activations);
+    return result;
+}
+
+/* Nothing but its memory tells one micro-batch from the next if both are full: then what was asked of the kernels once
+ * can be asked again as a whole. Not of the window's first, which waits for parameters, nor of its last, beside which
+ * gradients are reduced. */
+static bool replays(const struct session *session, uint32_t k)
+{
+    return session->kernels->table->record && session->model->recordable && !session->unrecordable && k > 0 &&
+           k + 1 < session->machine.micro_batches && session->batch->rows == session->batch->capacity;
+}
+
+static void forget_recording(struct session *session)
+{
+    if (session->recording) session->kernels->table->recording_close(session->kernels, session->recording);
+    session->recording = NULL;
+}
+
+/* Leaves session->recording NULL when the backend could not record. */
+static void record(struct session *session, struct pass *pass)
+{
+    const struct kernel_table *table = session->kernels->table;
+    table->record(session->kernels);
+    model_forward(session->model, pass, session->activations);
+    model_backward(session->model, pass, session->activations);
+    session->recording = table->recorded(session->kernels);
+    session->recorded_loss = pass->loss_sum;
+    session->unrecordable = session->recording == NULL;
+}
+
+static int replay(struct session *session, const struct step *step, struct pass *pass, struct error *error)
+{
+    if (session->recorded_loss != pass->loss_sum) forget_recording(session);
+    if (!session->recording) record(session, pass);
+    if (!session->recording) return run_pass(session, step, pass, error);
+    session->kernels->table->replay(session->kernels, session->recording);
+    return session_enter(session, STATE(MICRO_BACKWARD), error);
+}
+
+/* Forward and backward of the batch that was read, the rank's k-th. */
+static int run_micro_batch(struct session *session, struct step *step, uint32_t k, struct error *error)
 {
     int result = session_enter(session, STATE(MICRO_FORWARD), error);
     if (result) return result;
     struct pass pass = window_pass(session, step);
-    model_forward(session->model, &pass, session->activations);
-    result = session_enter(session, STATE(MICRO_BACKWARD), error);
+    if (replays(session, k)) {
+        result = replay(session, step, &pass, error);
+    } else {
+        pass.overlap = overlap_first(session);
+        if (k + 1 == session->machine.micro_batches) pass.overlap.complete = overlap_last(session).complete;
+        result = run_pass(session, step, &pass, error);
+    }
     if (result) return result;
-    if (!fault_loses_backward(session, step)) model_backward(session->model, &pass, session->activations);
 
     struct loss_unit unit = {session->batch->exponent, session->batch->weight_sum};
     results_keep_loss(&session->results, unit);
@@ -83,7 +132,7 @@ static int accumulate(struct session *session, struct step *step, struct error *
             step_state_cut_short(&session->machine);
             break;
         }
-        int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, error) : 0;
+        int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, k, error) : 0;
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
         result = fault_after_micro_batch(session, step, error);
@@ -100,8 +149,11 @@ static int reduce(struct session *session, struct step *step, struct error *erro
     int result = session_enter(session, STATE(REDUCE), error);
     if (result) return result;
     double clock = seconds_now();
-    result = comm_reduce_scatter(session->comm, &session->map, session->gradients, session->shard, session->wide_type,
-                                 error);
+    struct error failed = {0};
+    if (!comm_overlaps(session->comm) && session->kernels->table->wait(session->kernels, &failed))
+        fail_locally(session, &failed);
+    clock_lap(&clock, &step->seconds.compute); /* what the kernels had left to do */
+    result = overlap_reduce(session, error);
     clock_lap(&clock, &step->seconds.reduce);
     if (!result && session->options.observer)
         result = observe(session, step, session->options.observer->reduced, error);
@@ -216,12 +268,11 @@ static int take_decision(struct session *session, struct step *step, struct erro
 /* Rounds the own master parameters into the compute-type ones. */
 static void publish_own_parameters(struct session *session)
 {
-    uint64_t at = 0;
     for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        session->kernels->table->cast(session->kernels, element(session->parameters, own.begin, session->compute_type),
-                                      element(session->master, at, session->wide_type), own.end - own.begin);
-        at += own.end - own.begin;
+        session->kernels->table->cast(
+            session->kernels, element(session->parameters, own.begin, session->compute_type),
+            element(session->master, shard_map_offset(&session->map, bucket), session->wide_type), own.end - own.begin);
     }
 }
 
@@ -252,8 +303,7 @@ static int exit_step(struct session *session, struct step *step, struct error *e
     int result = session_enter(session, STATE(EXIT_STEP), error);
     if (result) return result;
     double clock = seconds_now();
-    if (step->gathers)
-        result = comm_all_gather(session->comm, &session->map, session->parameters, session->compute_type, error);
+    if (step->gathers) result = overlap_gather(session, error);
     clock_lap(&clock, &step->seconds.gather);
     if (!fault_keeps_gradients(session)) window_clear_gradients(session);
     if (!result && session->options.observer)
@@ -272,7 +322,10 @@ static int begin(struct session *session, struct step *step, struct error *error
                          step->window->step, step->plan->step);
     int result = step_state_begin(&session->machine, step->plan->step, step->share.count, error);
     if (result) return result;
+    const struct kernel_table *table = session->kernels->table;
+    if (table->range_begin) table->range_begin(session->kernels, step_state_name(STATE(ENTER_STEP)));
     session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
+    overlap_begin(session);
     result = results_begin(&session->results, step->share.count, error);
     if (!result && self_check_due(session)) result = self_check_remember(session, error);
     return result;

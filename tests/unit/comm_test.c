@@ -42,13 +42,39 @@ static void no_collective_call_exceeds_what_an_int_holds(void **state)
 static void earlier_ranks_take_what_n_does_not_divide(void **state)
 {
     (void)state;
-    static const uint64_t expected[][3] = {{4, 3}, {3, 2, 2}};
-    for (uint32_t ranks = 2; ranks <= 3; ranks++) {
+    static const uint64_t expected[][5] = {{4, 3}, {3, 3, 1}, {2, 2, 2, 1}, {2, 2, 2, 1, 0}};
+    for (uint32_t ranks = 2; ranks <= 5; ranks++) {
         struct shard_map map;
         shard_map_init(&map, 7, ranks, COMM_BUCKET_LIMIT);
         for (uint32_t rank = 0; rank < ranks; rank++)
             assert_int_equal(shard_map_owned(&map, rank), expected[ranks - 2][rank]);
     }
+}
+
+/* What a collective of equal parts reads and writes lies in the buffers, and nobody's range. */
+static void whole_parts_fit_the_buffers_and_spoil_no_other_bucket(void **state)
+{
+    (void)state;
+    static const uint64_t limits[] = {1, 3, 10, 1000};
+    for (uint64_t parameters = 1; parameters < 40; parameters++)
+        for (uint32_t ranks = 1; ranks <= 5; ranks++)
+            for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+                struct shard_map map;
+                shard_map_init(&map, parameters, ranks, limits[i]);
+                for (uint32_t bucket = 0; bucket < map.bucket_count; bucket++) {
+                    struct range first = shard_map_range(&map, bucket, 0);
+                    uint64_t part = first.end - first.begin;
+                    bool last = bucket + 1 == map.bucket_count;
+                    uint64_t flat = last ? shard_map_room(&map) : shard_map_bucket(&map, bucket + 1).begin;
+                    uint64_t shard = last ? shard_map_shard_room(&map) : shard_map_offset(&map, bucket + 1);
+                    assert_int_equal(first.begin + ranks * part, flat);
+                    assert_int_equal(shard_map_offset(&map, bucket) + part, shard);
+                    for (uint32_t rank = 0; rank < ranks; rank++) {
+                        struct range own = shard_map_range(&map, bucket, rank);
+                        if (own.begin < own.end) assert_int_equal(own.begin, first.begin + rank * part);
+                    }
+                }
+            }
 }
 
 static void every_parameter_has_exactly_one_owner(void **state)
@@ -183,6 +209,7 @@ int main(void)
         cmocka_unit_test(no_collective_call_exceeds_what_an_int_holds),
         cmocka_unit_test(earlier_ranks_take_what_n_does_not_divide),
         cmocka_unit_test(every_parameter_has_exactly_one_owner),
+        cmocka_unit_test(whole_parts_fit_the_buffers_and_spoil_no_other_bucket),
         cmocka_unit_test(a_sum_is_scattered_gathered_and_counted_once),
         cmocka_unit_test(a_buffer_in_buckets_gives_the_same_sum_and_a_call_for_each),
         cmocka_unit_test(one_rank_alone_counts_calls_that_send_nothing),

@@ -18,15 +18,17 @@ static Gacc__V1__Compute precision;
 static void keep(struct actor *actor, uint64_t step)
 {
     (void)step;
-    const struct session *session = actor->session;
+    struct session *session = actor->session;
+    struct session_view view;
     uint64_t at = 0;
+    if (session_look(session, &view, NULL)) abort();
     parameter_count = session->map.parameters;
     if (parameter_count > PARAMETERS_MAX) abort();
     for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, actor->rank);
         for (uint64_t i = own.begin; i < own.end; i++, at++) {
-            gradient[i] = value_at(session->shard, session->wide_type, at) / actor->play->attempts[step].scale;
-            parameters[i] = value_at(session->master, session->wide_type, at);
+            gradient[i] = value_at(view.shard, session->wide_type, at) / actor->play->attempts[step].scale;
+            parameters[i] = value_at(view.master, session->wide_type, at);
         }
     }
 }

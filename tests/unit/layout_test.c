@@ -114,9 +114,9 @@ static void neighbours_of_one_group_are_one_run_of_the_shard(void **state)
     shard_map_init(&map, 14, 2, 100);
     check_runs(&layout, &map, 0, (struct run[]){{0, 7, 0}}, 1);
     check_runs(&layout, &map, 1, (struct run[]){{0, 3, 0}, {3, 4, 1}}, 2);
-    shard_map_init(&map, 14, 2, 11); /* buckets 0…10 and 11…13: rank 0 owns 0…5 and 11, 12; rank 1 6…10 and 13 */
-    check_runs(&layout, &map, 0, (struct run[]){{0, 6, 0}, {6, 2, 1}}, 2);
-    check_runs(&layout, &map, 1, (struct run[]){{0, 4, 0}, {4, 2, 1}}, 2);
+    shard_map_init(&map, 14, 2, 11); /* buckets 0…9 and 10…13: rank 0 owns 0…4 and 10, 11; rank 1 5…9 and 12, 13 */
+    check_runs(&layout, &map, 0, (struct run[]){{0, 5, 0}, {5, 2, 1}}, 2);
+    check_runs(&layout, &map, 1, (struct run[]){{0, 5, 0}, {5, 2, 1}}, 2);
     layout_close(&layout);
 }
 

@@ -55,6 +55,9 @@ struct scenario {
     uint64_t stop_after;                                   /* attempts; when the data end */
     const char *export;                                    /* file name for the final model */
     struct faults faults;
+    const struct device *device; /* NULL: the CPU */
+    bool unseen;                 /* nobody looks at the session before its end */
+    uint64_t bucket_limit;       /* of the ranks' transport */
     /* For what the fields above do not say; NULL: nothing. */
     void (*adjust)(struct play *);                       /* the job, before the sessions open */
     void (*tamper)(struct play *, Gacc__V1__Decision *); /* a decision, before it is sent */
@@ -88,6 +91,7 @@ struct rank_end {
     int result, export_result;
     struct error error;
     double master[VALUES_MAX], m[VALUES_MAX]; /* of the own shard */
+    uint64_t digest;                          /* of parameters, own master parameters and moments */
     uint64_t owned;
     struct session_memory memory;
     struct {
@@ -333,9 +337,8 @@ static inline void play_note_blame(struct rank_attempt *note, const Gacc__V1__Bl
 /* Runs in the rank's own thread, between its steps: the session may be looked at. */
 static inline int play_step_done(struct control *control, const Gacc__V1__StepDone *done, struct error *error)
 {
-    (void)error;
     struct actor *actor = (struct actor *)control;
-    const struct session *session = actor->session;
+    struct session *session = actor->session;
     struct rank_attempt *note = &actor->play->attempts[done->step].ranks[actor->rank];
     note->all_gathers = done->all_gathers;
     note->all_gather_bytes = done->all_gather_bytes;
@@ -348,9 +351,12 @@ static inline int play_step_done(struct control *control, const Gacc__V1__StepDo
         note->evaluation_loss = ldexp(done->evaluation->loss_sum, done->evaluation->loss_exponent);
         note->evaluation_weight = done->evaluation->weight;
     }
+    struct session_view view;
+    if (actor->play->scenario->unseen) return 0;
+    if (session_look(session, &view, error)) abort();
     for (uint64_t i = 0; i < session->map.parameters; i++) {
-        if (i < VALUES_MAX) note->parameters[i] = value_at(session->parameters, session->compute_type, i);
-        note->gradient_after += fabs(value_at(session->gradients, session->wide_type, i));
+        if (i < VALUES_MAX) note->parameters[i] = value_at(view.parameters, session->compute_type, i);
+        note->gradient_after += fabs(value_at(view.gradients, session->wide_type, i));
     }
     if (actor->play->scenario->after_step) actor->play->scenario->after_step(actor, done->step);
     return 0;
@@ -435,13 +441,31 @@ static inline void play_fill_job(struct play *play)
     play->evaluation.sequences = scenario->evaluation_sequences;
 }
 
+/* FNV-1a. */
+static inline uint64_t play_digest(const struct session_view *view, bool readable)
+{
+    uint64_t sum = UINT64_C(14695981039346656037), shard = view->owned * dtype_size(view->wide_type);
+    const struct {
+        const void *at;
+        uint64_t bytes;
+    } spans[] = {{view->parameters, view->map->parameters * dtype_size(view->compute_type)},
+                 {view->master, shard},
+                 {view->m, view->m ? shard : 0},
+                 {view->v, view->v ? shard : 0}};
+    for (size_t s = 0; s < sizeof spans / sizeof *spans && readable; s++)
+        for (uint64_t i = 0; i < spans[s].bytes; i++)
+            sum = (sum ^ ((const unsigned char *)spans[s].at)[i]) * UINT64_C(1099511628211);
+    return sum;
+}
+
 static inline void *play_rank(void *argument)
 {
     struct actor *actor = argument;
     struct play *play = actor->play;
     struct rank_end *end = &play->ends[actor->rank];
     struct session *session;
-    struct session_options options = {.faults = play->scenario->faults};
+    struct session_view view;
+    struct session_options options = {.faults = play->scenario->faults, .device = play->scenario->device};
     end->result = session_open(&session, &play->job, play->group[actor->rank], &actor->control, &options, &end->error);
     if (end->result) return NULL; /* no collective was entered: every rank fails alike in these tests */
     actor->session = session;
@@ -450,10 +474,12 @@ static inline void *play_rank(void *argument)
         end->export_result = session_write_model(session, play->export, &end->error);
     end->owned = session->owned;
     session_memory(session, &end->memory);
-    for (uint64_t i = 0; i < session->owned && i < VALUES_MAX; i++) {
-        end->master[i] = value_at(session->master, session->wide_type, i);
-        end->m[i] = session->optimizer.m ? value_at(session->optimizer.m, session->wide_type, i) : 0;
+    if (session_look(session, &view, NULL)) view.owned = 0; /* a device that failed */
+    for (uint64_t i = 0; i < view.owned && i < VALUES_MAX; i++) {
+        end->master[i] = value_at(view.master, session->wide_type, i);
+        end->m[i] = view.m ? value_at(view.m, session->wide_type, i) : 0;
     }
+    end->digest = play_digest(&view, view.owned > 0);
     session_close(session);
     return NULL;
 }
@@ -484,6 +510,8 @@ static inline struct play *play_run(const struct scenario *given)
     if (scenario.adjust) scenario.adjust(play);
     if (scenario.export) snprintf(play->export, sizeof play->export, "%s/%s", scratch, scenario.export);
     comm_threads_open(play->group, scenario.ranks);
+    for (uint32_t rank = 0; rank < scenario.ranks && scenario.bucket_limit; rank++)
+        play->group[rank]->bucket_limit = scenario.bucket_limit;
     pthread_mutex_init(&play->lock, NULL);
     pthread_cond_init(&play->changed, NULL);
     void *arguments[THREADS_MAX];

@@ -18,6 +18,7 @@ int model_reserve(struct model *model, size_t tensors, size_t stages, size_t own
 /* Appends a row with the shape and initialiser of `like`, named by the format; the row keeps its address. */
 __attribute__((format(printf, 3, 4))) const struct tensor *table_add(struct tensor_table *table, struct tensor like,
                                                                      const char *format, ...);
+/* The rows added since the last stage are its own. */
 void model_add_stage(struct model *model, const struct stage_class *class, unsigned index, const void *parameters);
 
 enum activation activation_of(Gacc__V1__Activation activation);

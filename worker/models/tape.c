@@ -84,6 +84,7 @@ static void tape_backward(const struct stage *stage, struct pass *pass, compute 
 
 static const struct stage_class tape_class = {
     .name = "tape",
+    .works_on_host = true,
     .out_bytes = no_bytes,
     .saved_bytes = no_bytes,
     .scratch_bytes = tape_scratch_bytes,
