@@ -99,7 +99,8 @@ int comm_reduce_scatter_bucket(struct comm *comm, const struct shard_map *map, u
     wide *into = (char *)shard + shard_map_offset(map, bucket) * size;
     int result = comm->class->reduce_scatter(comm, bucket, gradients, into, wide_type, parts, error);
     comm->counts.reduce_scatter++;
-    comm->counts.reduce_scatter_bytes += (length(shard_map_bucket(map, bucket)) - length(parts[comm->rank])) * size;
+    size_t sent = comm->rounds && wide_type == DTYPE_FP32 ? dtype_size(DTYPE_BF16) : size;
+    comm->counts.reduce_scatter_bytes += (length(shard_map_bucket(map, bucket)) - length(parts[comm->rank])) * sent;
     free(parts);
     return result;
 }

@@ -56,8 +56,9 @@ struct comm {
     uint32_t local_rank, local_ranks; /* on this host */
     uint32_t local_cores;             /* that this host's ranks may use, all of them together */
     uint64_t bucket_limit;            /* elements that the transport wants in one call, for shard_map_init */
-    char transport[64];               /* name and version, for the log */
-    struct comm_counts counts;        /* since the caller last cleared it */
+    bool rounds;               /* fp32 gradients are sent as bf16 (comm_rounded.h); set before the first reduction */
+    char transport[64];        /* name and version, for the log */
+    struct comm_counts counts; /* since the caller last cleared it */
 };
 
 /* One transport call each, of one bucket. `parts` [ranks] are the ranks' ranges of the canonical index, contiguous and

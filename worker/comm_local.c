@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "worker/comm.h"
+#include "worker/comm_rounded.h"
 
 struct member {
     struct comm comm;
@@ -39,6 +40,13 @@ static void part(struct group *group)
     pthread_barrier_wait(&group->barrier);
 }
 
+/* Element i of another rank's gradient as it arrives here. */
+static float received(const struct comm *comm, const void *buffer, uint64_t i)
+{
+    const float *gradient = buffer;
+    return comm->rounds ? rounded_value(gradient[i]) : gradient[i];
+}
+
 static int local_reduce_scatter(struct comm *comm, uint32_t bucket, const wide *gradients, wide *shard,
                                 enum dtype wide_type, const struct range *parts, struct error *error)
 {
@@ -51,8 +59,10 @@ static int local_reduce_scatter(struct comm *comm, uint32_t bucket, const wide *
         for (uint32_t rank = 0; rank < comm->ranks; rank++)
             if (wide_type == DTYPE_FP64)
                 sum += ((const double *)group->members[rank].buffer)[i];
+            else if (rank == comm->rank)
+                narrow += ((const float *)gradients)[i];
             else
-                narrow += ((const float *)group->members[rank].buffer)[i];
+                narrow += received(comm, group->members[rank].buffer, i);
         if (wide_type == DTYPE_FP64)
             ((double *)shard)[i - own.begin] = sum;
         else

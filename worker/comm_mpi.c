@@ -8,11 +8,18 @@
 #include <unistd.h>
 
 #include "worker/comm.h"
+#include "worker/comm_rounded.h"
+#include "worker/memory.h"
 
 struct comm_mpi {
     struct comm comm;
     MPI_Comm world;              /* our own duplicate, so that no one else's messages meet ours */
     int *counts, *displacements; /* [ranks] */
+    struct {
+        uint16_t *sent, *received; /* a bucket; a part of every rank */
+        uint64_t room;             /* elements of each */
+        int *counts, *displacements;
+    } rounded; /* for gradients that travel as bf16; NULL until the first do */
 };
 
 static int mpi_error(const struct comm *comm, int code, const char *call, struct error *error)
@@ -47,6 +54,56 @@ static void set_parts(struct comm_mpi *mpi, const struct range *parts)
     }
 }
 
+static uint64_t length(struct range range)
+{
+    return range.end - range.begin;
+}
+
+/* Memory for a bucket whose parts are as long as the first one's. */
+static int rounded_reserve(struct comm_mpi *mpi, const struct range *parts, struct error *error)
+{
+    uint32_t ranks = mpi->comm.ranks;
+    uint64_t room = ranks * length(parts[0]);
+    if (mpi->rounded.room >= room) return 0;
+    free(mpi->rounded.sent);
+    free(mpi->rounded.received);
+    mpi->rounded.room = 0;
+    void *sent = NULL, *received = NULL;
+    int result = memory_new(&sent, room, sizeof *mpi->rounded.sent, "gradients as bf16", error);
+    if (!result) result = memory_new(&received, room, sizeof *mpi->rounded.received, "gradients as bf16", error);
+    mpi->rounded.sent = sent;
+    mpi->rounded.received = received;
+    if (!mpi->rounded.counts) mpi->rounded.counts = calloc(2 * (size_t)ranks, sizeof *mpi->rounded.counts);
+    if (!result && !mpi->rounded.counts)
+        result = error_set(error, STATUS_INTERNAL, "out of memory for the counts of %u ranks", ranks);
+    if (result) return result;
+    mpi->rounded.displacements = mpi->rounded.counts + ranks;
+    mpi->rounded.room = room;
+    return 0;
+}
+
+/* Every rank sends every other its part, rounded; the own one stays where it is. */
+static int reduce_scatter_rounded(struct comm_mpi *mpi, const float *bucket, float *shard, const struct range *parts,
+                                  struct error *error)
+{
+    uint32_t rank = mpi->comm.rank, ranks = mpi->comm.ranks;
+    int result = rounded_reserve(mpi, parts, error);
+    if (result) return result;
+    uint64_t own = length(parts[rank]);
+    rounded_from_floats(mpi->rounded.sent, bucket, parts[ranks - 1].end - parts[0].begin);
+    for (uint32_t other = 0; other < ranks; other++) {
+        mpi->rounded.counts[other] = other == rank ? 0 : (int)own;
+        mpi->rounded.displacements[other] = (int)(other * own);
+    }
+    mpi->counts[rank] = 0;
+    int code = MPI_Alltoallv(mpi->rounded.sent, mpi->counts, mpi->displacements, MPI_UINT16_T, mpi->rounded.received,
+                             mpi->rounded.counts, mpi->rounded.displacements, MPI_UINT16_T, mpi->world);
+    result = mpi_error(&mpi->comm, code, "MPI_Alltoallv", error);
+    if (!result)
+        rounded_sum(shard, bucket + (parts[rank].begin - parts[0].begin), mpi->rounded.received, rank, ranks, own);
+    return result;
+}
+
 static int mpi_reduce_scatter(struct comm *comm, uint32_t number, const wide *gradients, wide *shard,
                               enum dtype wide_type, const struct range *parts, struct error *error)
 {
@@ -54,6 +111,8 @@ static int mpi_reduce_scatter(struct comm *comm, uint32_t number, const wide *gr
     struct comm_mpi *mpi = (struct comm_mpi *)comm;
     set_parts(mpi, parts);
     const char *bucket = (const char *)gradients + parts[0].begin * dtype_size(wide_type);
+    if (comm->rounds && wide_type == DTYPE_FP32)
+        return reduce_scatter_rounded(mpi, (const float *)(const void *)bucket, shard, parts, error);
     int code = MPI_Reduce_scatter(bucket, shard, mpi->counts, mpi_type(wide_type), MPI_SUM, mpi->world);
     return mpi_error(comm, code, "MPI_Reduce_scatter", error);
 }
@@ -106,6 +165,9 @@ static void mpi_close(struct comm *comm)
     if (mpi->world != MPI_COMM_NULL) MPI_Comm_free(&mpi->world);
     free(mpi->counts);
     free(mpi->displacements);
+    free(mpi->rounded.sent);
+    free(mpi->rounded.received);
+    free(mpi->rounded.counts);
     free(mpi);
 }
 

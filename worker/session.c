@@ -194,6 +194,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     if (!session) return error_set(error, STATUS_INTERNAL, "out of memory for a session");
     session->job = job;
     session->host = comm;
+    comm->rounds = job->precision->reduce == GACC__V1__REDUCE__REDUCE_BF16;
     session->control = control;
     if (options) session->options = *options;
     session->compute_type = dtype_of(job->precision->compute);

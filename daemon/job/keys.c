@@ -44,6 +44,8 @@ static const struct choice tails[] = {{"flush", GACC__V1__TAIL__TAIL_FLUSH}, {"d
 static const struct choice scalings[] = {{"none", SCALING(NONE)}, {"linear", SCALING(LINEAR)}, {0}};
 static const struct choice computes[] = {
     {"fp32", COMPUTE(FP32)}, {"bf16", COMPUTE(BF16)}, {"fp16", COMPUTE(FP16)}, {"fp64", COMPUTE(FP64)}, {0}};
+static const struct choice reduces[] = {
+    {"fp32", GACC__V1__REDUCE__REDUCE_FP32}, {"bf16", GACC__V1__REDUCE__REDUCE_BF16}, {0}};
 static const struct choice modes[] = {{"dynamic", MODE(DYNAMIC)}, {"static", MODE(STATIC)}, {0}};
 static const struct choice profiles[] = {
     {"torch", PROFILE(TORCH)}, {"apex", PROFILE(APEX)}, {"megatron", PROFILE(MEGATRON)},
@@ -68,6 +70,7 @@ static const struct choice verify_rules[] = {
 #define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
+#define IF_FP32_SUMS {BY_COMPUTE, BIT(COMPUTE(FP32)) | BIT(COMPUTE(BF16)) | BIT(COMPUTE(FP16))}
 #define IF_DYNAMIC {BY_MODE, BIT(MODE(DYNAMIC))}
 #define IF_ADAMW {BY_OPTIMIZER, BIT(OPTIMIZER(ADAMW))}
 #define IF_SGD {BY_OPTIMIZER, BIT(OPTIMIZER(SGD))}
@@ -190,6 +193,8 @@ const struct key keys[] = {
     {"precision.compute", KEY_CHOICE, PRECISION(compute), .fallback = "fp32", .choices = computes,
      .selects = BY_COMPUTE,
      .help = "Master parameters and accumulated gradients are fp32 (with fp64: fp64)."},
+    {"precision.reduce", KEY_CHOICE, PRECISION(reduce), .fallback = "fp32", .choices = reduces, WHEN(IF_FP32_SUMS),
+     .help = "What gradients travel as between ranks; bf16 is half the bytes, and what arrives is still added in fp32."},
     {"precision.nonfinite_stop_after", KEY_U32, PRECISION(nonfinite_stop_after), .fallback = "3", .least = 1,
      .most = COUNT_MOST,
      .unit = "steps in a row", .help = "Without a loss scale: the job then ends with 76."},

@@ -27,6 +27,7 @@ static const struct {
     [CHECK_BF16_ACCUMULATED] = {"bf16: accumulated = whole", CHECK_BF16, check_bf16_accumulated},
     [CHECK_BF16_REFERENCE] = {"bf16: = fp64 reference kernels", CHECK_BF16, check_bf16_reference},
     [CHECK_BF16_ACCUMULATOR] = {"bf16: the accumulator is fp32", CHECK_BF16, check_bf16_accumulator},
+    [CHECK_BF16_REDUCE] = {"bf16: gradients that travel = fp32's", CHECK_BF16, check_bf16_reduce},
     [CHECK_FP16_ACCUMULATED] = {"fp16, S: accumulated = whole", CHECK_FP16, check_fp16_accumulated},
     [CHECK_FP16_REFERENCE] = {"fp16, S: = fp64 reference kernels", CHECK_FP16, check_fp16_reference},
     [CHECK_FP16_STEP] = {"fp16, S: one SGD step = fp32's", CHECK_FP16, check_fp16_step},

@@ -142,6 +142,19 @@ int check_bf16_accumulator(struct suite *suite, struct check *check, struct erro
     return 0;
 }
 
+/* The same split, once with fp32 on its way. */
+int check_bf16_reduce(struct suite *suite, struct check *check, struct error *error)
+{
+    if (suite->job->precision->reduce != GACC__V1__REDUCE__REDUCE_BF16)
+        return check_skip(check, "precision.reduce is fp32");
+    struct variant plain = variant_split(suite, FP32, suite->launcher ? RANKS_OF_LAUNCHER : suite_ranks(suite));
+    struct variant rounded = plain;
+    rounded.rounded = 1;
+    double floor;
+    int result = yardstick_floor(suite, FP32, 0, &floor, error);
+    return result ? result : compare(suite, check, &rounded, &plain, floor, HALF, HALF, error);
+}
+
 int check_fp64_accumulated(struct suite *suite, struct check *check, struct error *error)
 {
     const struct variant variant = variant_split(suite, FP64, suite_ranks(suite)),

@@ -52,6 +52,7 @@ check_function check_fp32_reference;
 check_function check_bf16_accumulated;
 check_function check_bf16_reference;
 check_function check_bf16_accumulator;
+check_function check_bf16_reduce;
 check_function check_fp16_accumulated;
 check_function check_fp16_reference;
 check_function check_fp16_step;

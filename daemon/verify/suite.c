@@ -46,6 +46,7 @@ static void set_optimizer(Gacc__V1__OptimizerSection *optimizer, const struct va
 static int set_precision(Gacc__V1__PrecisionSection *precision, const struct variant *variant, struct error *error)
 {
     precision->compute = (Gacc__V1__Compute)variant->compute;
+    precision->reduce = variant->rounded ? GACC__V1__REDUCE__REDUCE_BF16 : GACC__V1__REDUCE__REDUCE_FP32;
     if (precision->compute != GACC__V1__COMPUTE__COMPUTE_FP16) {
         if (precision->loss_scale) gacc__v1__loss_scale_section__free_unpacked(precision->loss_scale, NULL);
         precision->loss_scale = NULL;
@@ -172,7 +173,7 @@ static bool is_same(const struct variant *a, const struct variant *b)
 {
     return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
 }
-_Static_assert(sizeof(struct variant) == 7 * 8 + 12 * 4, "no padding in struct variant");
+_Static_assert(sizeof(struct variant) == 8 * 8 + 12 * 4, "no padding in struct variant");
 
 static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
 {

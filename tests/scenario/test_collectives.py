@@ -43,6 +43,18 @@ class Collectives(toys.Training):
                     out.column("bytes"), 2 * [{"reduce_scatter": parameters * 4 // 2, "all_gather": parameters * size // 2}]
                 )
 
+    def test_gradients_can_travel_as_bf16(self):
+        """precision.reduce. In bf16 1 + 2^-9 is 1, and 1 + 3·2^-9 is 1 + 2^-7; each rank owns one of two weights and has its
+        own part of that one unrounded. sum weighting, lr 1: the weights become −Σg."""
+        low, high = 1 + 2**-9, 1 + 3 * 2**-9
+        job = tape([0, 0], batch=2, batch_={"weighting": "sum"}, precision_={"reduce": "bf16"})
+        out = self.train(job, [(1, low, low), (1, high, high)], 2)
+        self.assertEqual(out.weight.tolist(), [-(low + 1 + 2**-7), -(1 + high)])
+        self.assertEqual(out.column("bytes"), [{"reduce_scatter": 2, "all_gather": 4}])
+        self.assertEqual(out.column("collectives"), [{"reduce_scatter": 1, "all_gather": 1, "control": 0}])
+        alone = self.train(job, [(1, low, low), (1, high, high)])
+        self.assertEqual(alone.weight.tolist(), 2 * [-(low + high)])  # nothing travels
+
     def test_a_skip_and_an_empty_step_gather_nothing(self):
         for first, verdicts in (((1, float("inf"), 1), "SA"), ((0, 1, 1), "EA")):
             rows = 2 * [first] + 2 * [(1, 1, 1)]

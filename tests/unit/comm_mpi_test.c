@@ -55,6 +55,35 @@ static void the_reduced_shard_is_the_sum_over_ranks(void **state)
     }
 }
 
+/* What every rank sends is rounded to bf16, to nearest even; what the owner adds to it is not. In bf16 1 + 2^-8 is a
+ * tie and becomes 1, 1 + 3·2^-8 a tie and becomes 1 + 2^-6, and 1 + 2^-8 + 2^-20 becomes 1 + 2^-7. */
+static void rounded_gradients_are_added_in_fp32(void **state)
+{
+    struct comm *comm = *state;
+    static const float values[] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1 + 0x1p-8f + 0x1p-20f};
+    static const float arrives[] = {1, 1 + 0x1p-6f, 1 + 0x1p-7f};
+    struct shard_map map;
+    shard_map_init(&map, PARAMETERS, comm->ranks, 300);
+    float gradients[PARAMETERS], shard[PARAMETERS];
+    for (uint32_t i = 0; i < PARAMETERS; i++) gradients[i] = values[i % 3] * (float)(1 << comm->rank);
+    comm->rounds = true;
+    comm->counts = (struct comm_counts){0};
+    assert_int_equal(comm_reduce_scatter(comm, &map, gradients, shard, DTYPE_FP32, NULL), 0);
+    comm->rounds = false;
+    uint64_t at = 0;
+    for (uint32_t bucket = 0; bucket < map.bucket_count; bucket++) {
+        struct range own = shard_map_range(&map, bucket, comm->rank);
+        for (uint64_t i = own.begin; i < own.end; i++) {
+            float sum = 0;
+            for (uint32_t rank = 0; rank < comm->ranks; rank++)
+                sum += (rank == comm->rank ? values[i % 3] : arrives[i % 3]) * (float)(1 << rank);
+            assert_true(shard[at++] == sum);
+        }
+    }
+    assert_int_equal(comm->counts.reduce_scatter, map.bucket_count);
+    assert_int_equal(comm->counts.reduce_scatter_bytes, 2 * (PARAMETERS - at));
+}
+
 static void gathered_parameters_are_the_same_on_all_ranks(void **state)
 {
     struct comm *comm = *state;
@@ -113,6 +142,7 @@ int main(int count, char **arguments)
     MPI_Init_thread(&count, &arguments, MPI_THREAD_FUNNELED, &level);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reduced_shard_is_the_sum_over_ranks),
+        cmocka_unit_test(rounded_gradients_are_added_in_fp32),
         cmocka_unit_test(gathered_parameters_are_the_same_on_all_ranks),
         cmocka_unit_test(a_broadcast_reaches_everyone_and_counts_as_control),
         cmocka_unit_test(ranks_of_one_host_are_numbered_and_share_its_cores),
