@@ -24,19 +24,19 @@ static bool launcher_is_gone(void)
     return watch.launcher && getppid() != watch.launcher;
 }
 
-static void *wait_for_any(void *unused)
+static void *wait_for_all(void *unused)
 {
     (void)unused;
     struct pollfd ends[] = {{.fd = watch.signals, .events = POLLIN}, {.fd = watch.launcher_end, .events = POLLIN}};
     struct signalfd_siginfo taken;
-    char name[32] = INTERRUPTION_LAUNCHER;
+    char name[32];
     while (!launcher_is_gone()) {
         if (poll(ends, 2, -1) <= 0 || !ends[0].revents) continue;
         if (read(watch.signals, &taken, sizeof taken) != sizeof taken) continue;
         snprintf(name, sizeof name, "SIG%s", sigabbrev_np((int)taken.ssi_signo));
-        break;
+        watch.taken(watch.context, name);
     }
-    watch.taken(watch.context, name);
+    watch.taken(watch.context, INTERRUPTION_LAUNCHER);
     return NULL;
 }
 
@@ -58,7 +58,7 @@ int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *
     watch.signals = signalfd(-1, &signals, SFD_CLOEXEC);
     if (watch.signals < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot watch for signals");
     pthread_t thread;
-    int number = pthread_create(&thread, NULL, wait_for_any, NULL);
+    int number = pthread_create(&thread, NULL, wait_for_all, NULL);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
     pthread_detach(thread);
     return 0;

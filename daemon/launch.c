@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/checkpoint/resume.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/gpt_config.h"
@@ -61,6 +62,10 @@ struct launch {
     pthread_mutex_t lock;
     enum stage stage;        /* under lock */
     const char *interrupted; /* under lock: by which signal; this rank leaves by itself */
+    enum status outcome;     /* under lock: in STAGE_ENDING, if it was reached in order; else STATUS_INTERNAL */
+    uint32_t stops;          /* under lock: signals that asked this rank to stop */
+    bool wants_checkpoint;   /* under lock: asked for one before there was a line to the coordinator */
+    char wants_stop[16];     /* under lock: by which signal a rank other than 0 was asked to stop before that */
     struct control *control; /* in STAGE_JOINED, under lock */
 
     /* rank 0 */
@@ -101,6 +106,10 @@ static void *read_notes(void *context)
     while ((length = read(launch->coordinator.notes, &note, sizeof note)) == sizeof note ||
            (length < 0 && errno == EINTR)) {
         if (length < 0) continue;
+        if (note.kind == NOTE_WARNING) {
+            complain(note.text);
+            continue;
+        }
         if (note.kind == NOTE_FATAL) {
             complain(note.text);
             _exit((int)note.status); /* this rank hangs in MPI_Init, or in its way there */
@@ -113,13 +122,29 @@ static void *read_notes(void *context)
 
 /* ---- rank 0, before MPI ---- */
 
+/* The coordinator's process has done the same to its own copy of the job. */
+static int go_on(struct launch *launch, const struct coordinator_ready *ready, struct error *error)
+{
+    struct resume resume = {.found = true};
+    int status = 0;
+    if (ready->checkpoint[0])
+        status = store_path(resume.directory, launch->job->job->output, ready->checkpoint, error);
+    else
+        snprintf(resume.directory, sizeof resume.directory, "%s", launch->options->resume);
+    if (!status) status = manifest_read(&resume.manifest, resume.directory, error);
+    if (!status) status = resume_take_job(&resume, launch->job, &launch->options->overrides, error);
+    resume_free(&resume);
+    return status;
+}
+
 static int start_coordinator(struct launch *launch, struct error *error)
 {
     struct coordinator_options options = {
         .job = launch->job,
+        .overrides = &launch->options->overrides,
         .ranks = launch->place.ranks,
         .one_host = launch->place.one_host,
-        .fresh = launch->options->fresh,
+        .resume = launch->options->resume,
         .progress = launch->has_terminal,
     };
     struct leftovers *leftovers = &options.leftovers;
@@ -135,7 +160,7 @@ static int start_coordinator(struct launch *launch, struct error *error)
     memcpy(launch->secret, ready.secret, SECRET_BYTES);
     int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
-    return 0;
+    return ready.resumes ? go_on(launch, &ready, error) : 0;
 }
 
 static int prepare_job(struct launch *launch, struct error *error)
@@ -238,6 +263,7 @@ static const char *enter_stage(struct launch *launch, enum stage stage, struct c
     if (launch->stage < stage) {
         launch->stage = stage;
         launch->control = control;
+        if (control && launch->wants_checkpoint) control_client_ask(control, "SIGUSR1");
     }
     const char *interrupted = launch->interrupted;
     pthread_mutex_unlock(&launch->lock);
@@ -267,13 +293,13 @@ bool launch_stay(void)
 
 /* SIGTERM is how a launcher tells to go; one that is gone tells nobody. Another signal that it passes on reaches all
  * ranks: rank 0 goes first. */
-__attribute__((noreturn)) static void leave(const struct launch *launch, const char *signal)
+__attribute__((noreturn)) static void leave(const struct launch *launch, const char *signal, enum status status)
 {
     if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM") || !strcmp(signal, INTERRUPTION_LAUNCHER))
         usleep(LEAVE_MICROSECONDS);
     else
         launch_stay();
-    _exit(STATUS_INTERNAL);
+    _exit((int)status);
 }
 
 /* A hello that says why this rank cannot begin. */
@@ -305,7 +331,7 @@ static bool tell_coordinator(const struct launch *launch, const char *signal, co
     if (launch->stage != STAGE_JOINED) return false;
     struct refusal refusal;
     fill_refusal(launch, why, &refusal);
-    return control_client_interrupt(launch->control, signal, &refusal.hello);
+    return control_client_interrupt(launch->control, signal, launch->stops, &refusal.hello);
 }
 
 /* A coordinator that died after its last word, while ranks were still in MPI_Finalize, leaves to rank 0 what it has. */
@@ -314,15 +340,38 @@ static void clear_up_after(const struct coordinator_link *coordinator, const str
     if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0) leftovers_remove(leftovers, true);
 }
 
-/* On a thread of its own. A launcher that ends the job signals all ranks; of those that have no line to the coordinator
- * rank 0 speaks. */
-static void on_interruption(void *context, const char *signal)
+static bool asks_to_stop(const char *signal)
 {
-    struct launch *launch = context;
+    return strcmp(signal, "SIGUSR1") && strcmp(signal, INTERRUPTION_LAUNCHER);
+}
+
+/* Asks the coordinator for a checkpoint, or for the end behind one, if need be as soon as there is a line to it; false
+ * where the job has to end here and now: where it has not begun, at a second signal, and without a launcher. */
+static bool ask(struct launch *launch, const char *signal)
+{
+    pthread_mutex_lock(&launch->lock);
+    const bool saves = !strcmp(signal, "SIGUSR1");
+    if (asks_to_stop(signal)) launch->stops++;
+    bool asked = saves;
+    if (launch->stage < STAGE_JOINED && saves)
+        launch->wants_checkpoint = true;
+    else if (launch->stage < STAGE_JOINED && launch->place.rank != 0 && asks_to_stop(signal) && launch->stops == 1)
+        asked = snprintf(launch->wants_stop, sizeof launch->wants_stop, "%s", signal) > 0;
+    else if (launch->stage == STAGE_JOINED && (saves || (asks_to_stop(signal) && launch->stops == 1)))
+        asked = control_client_ask(launch->control, signal) || saves;
+    pthread_mutex_unlock(&launch->lock);
+    return asked;
+}
+
+/* A launcher that ends the job signals all ranks; of those that have no line to the coordinator rank 0 speaks. */
+static void end_at_once(struct launch *launch, const char *signal)
+{
     struct error why;
-    error_set(&why, STATUS_INTERNAL, "rank %u: interrupted by %s before the first step", launch->place.rank, signal);
+    const enum status status = asks_to_stop(signal) ? STATUS_AGAIN : STATUS_INTERNAL;
+    error_set(&why, status, "rank %u: interrupted by %s before the first step", launch->place.rank, signal);
     pthread_mutex_lock(&launch->lock);
     const enum stage stage = launch->stage;
+    const enum status outcome = launch->outcome;
     launch->interrupted = signal;
     bool told = tell_coordinator(launch, signal, &why);
     pthread_mutex_unlock(&launch->lock);
@@ -333,7 +382,13 @@ static void on_interruption(void *context, const char *signal)
         complain_as_rank(launch, why.text);
     }
     if (stage > STAGE_STARTING && launch->place.rank == 0) clear_up_after(&launch->coordinator, &launch->leftovers);
-    leave(launch, signal);
+    leave(launch, signal, stage < STAGE_JOINED ? status : outcome);
+}
+
+/* On a thread of its own. */
+static void on_interruption(void *context, const char *signal)
+{
+    if (!ask(context, signal)) end_at_once(context, signal);
 }
 
 /* On the control thread, as the next. */
@@ -344,7 +399,8 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     const char *interrupted = begin_ending(launch);
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
-    if (interrupted) leave(launch, interrupted); /* a launcher that ends the job does not hear of an abort */
+    if (interrupted) /* a launcher that ends the job does not hear of an abort */
+        leave(launch, interrupted, failure && failure->status ? (enum status)failure->status : STATUS_INTERNAL);
     usleep(DEATH_FIRST_MICROSECONDS);
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
@@ -359,7 +415,7 @@ static void on_lost(void *context, const struct error *error)
         complain_as_rank(launch, error->text);
         stand_in(launch, error);
     }
-    if (interrupted) leave(launch, interrupted);
+    if (interrupted) leave(launch, interrupted, STATUS_INTERNAL);
     comm_abort(launch->comm, STATUS_INTERNAL);
 }
 
@@ -409,7 +465,7 @@ static int train(const struct launch *launch, struct control *control, struct er
     if (session_open(&session, launch->job, launch->comm, control, NULL, &why))
         return say_cannot_start(launch, control, &why, error);
     int status = session_run(session, error);
-    if (!status) status = export_model(launch, session, error);
+    if (!status && !session_has_stopped(session)) status = export_model(launch, session, error);
     session_close(session);
     return status;
 }
@@ -460,12 +516,17 @@ static int work(struct launch *launch, struct error *error)
     int status = open_control(launch, &control, error);
     if (status) end_unheard(launch, error);
     enter_stage(launch, STAGE_JOINED, control);
+    if (launch->wants_stop[0]) end_at_once(launch, launch->wants_stop);
     status = train(launch, control, error);
     status = finish(launch, control, status, error);
+    const enum status outcome = status ? error->status : STATUS_DONE;
+    pthread_mutex_lock(&launch->lock);
+    launch->outcome = outcome;
+    pthread_mutex_unlock(&launch->lock);
     const char *interrupted = enter_stage(launch, STAGE_ENDING, NULL);
     bool has_said_why = control_client_prints(control);
     control_client_close(control);
-    if (interrupted && status) leave(launch, interrupted);
+    if (interrupted && status) leave(launch, interrupted, outcome);
     if (status != -STATUS_INTERNAL) return status;
     /* A fault of ours, or a process that is gone: the others may never come to MPI_Finalize. An abort may kill them
      * where they are, so who speaks for all goes first. */
@@ -486,7 +547,8 @@ static void end_coordinator(const struct launch *launch)
 int launch_run(const struct launch_options *options)
 {
     /* outlives us: an interruption may look at it */
-    static struct launch launch = {.ending = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER};
+    static struct launch launch = {
+        .ending = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .outcome = STATUS_INTERNAL};
     launch.options = options;
     struct error error;
     signal(SIGPIPE, SIG_IGN); /* what cannot be written is an error that says so, not a death */

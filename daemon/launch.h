@@ -14,7 +14,7 @@
 struct launch_options {
     const char *job_path;
     struct job_overrides overrides;
-    bool fresh; /* --resume never */
+    const char *resume; /* --resume: auto (or NULL), never, or the directory of a checkpoint */
 };
 
 /* Returns the exit status of this rank; every message is printed. */

@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/checkpoint/inspect.h"
 #include "daemon/command_line.h"
 #include "daemon/job/job.h"
 #include "daemon/launch.h"
@@ -58,22 +60,14 @@ static int check_device(const char *device)
     return refuse(STATUS_USAGE, "--device %s: auto, cpu or cuda is wanted", device);
 }
 
-static int check_resume(const char *resume)
-{
-    if (!resume || !strcmp(resume, "auto") || !strcmp(resume, "never")) return 0;
-    return refuse(STATUS_MISSING,
-                  "--resume %s: no checkpoint there; this version writes none (auto and never are offered)", resume);
-}
-
 static int command_run(const struct arguments *arguments)
 {
     int status = check_device(arguments->device);
-    if (!status) status = check_resume(arguments->resume);
     if (status) return status;
     const struct launch_options options = {
         .job_path = arguments->paths[0],
         .overrides = {arguments->sets, arguments->set_count, arguments->output, 0},
-        .fresh = arguments->resume && !strcmp(arguments->resume, "never"),
+        .resume = arguments->resume,
     };
     return launch_run(&options);
 }
@@ -104,7 +98,10 @@ static int command_verify(const struct arguments *arguments)
 static int command_inspect(const struct arguments *arguments)
 {
     struct error error;
-    int status = data_inspect(arguments->paths[0], stdout, &error);
+    const char *path = arguments->paths[0];
+    struct stat facts;
+    const bool is_directory = !stat(path, &facts) && S_ISDIR(facts.st_mode);
+    int status = is_directory ? checkpoint_inspect(path, stdout, &error) : data_inspect(path, stdout, &error);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
@@ -122,7 +119,8 @@ static const struct command {
     {"check", "JOB.yaml", OPTIONS_JOB, command_check, "print the effective job; -n N says what N ranks would do"},
     {"verify", "JOB.yaml", OPTIONS_VERIFY, command_verify,
      "compare gradients and steps on the job's own model; 76: wrong"},
-    {"inspect", "PATH", OPTIONS_NONE, command_inspect, "say what a data file holds, and whether it is sound"},
+    {"inspect", "PATH", OPTIONS_NONE, command_inspect,
+     "say what a data file or a checkpoint holds, and whether it is sound"},
     {"help", NULL, OPTIONS_NONE, command_help, "print this"},
     {"plan", NULL, OPTIONS_NONE, NULL, NULL},
     {"bench", NULL, OPTIONS_NONE, NULL, NULL},
@@ -139,13 +137,14 @@ static int command_help(const struct arguments *arguments)
                    commands[i].help);
     puts("\n  --set key.path=value       override the job file; may be given again\n"
          "  --output DIR               the run directory (job.output)\n"
-         "  --resume auto|never        auto: a job that is done stays done (default); never: begin anew\n"
+         "  --resume auto|never|DIR    go on from the newest checkpoint (default); begin anew; go on from the one in "
+         "DIR\n"
          "  --device auto|cpu|cuda     cuda is not offered by this version\n"
          "  -n N                       check: the number of ranks\n"
          "  --sequences n, --json      verify: the size of its batch; its findings as JSON\n"
          "  --version                  print the version\n"
          "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
-         "74 input or output, 76 numerics, 78 job file. While it runs: gaccctl.");
+         "74 input or output, 75 checkpoint saved, run it again, 76 numerics, 78 job file. While it runs: gaccctl.");
     return flush_output();
 }
 

@@ -57,7 +57,8 @@ struct control_client {
     bool over;                   /* no answer will come any more: `end` says why */
     struct error end;
     bool prints;
-    bool hailed; /* a hello was posted: whatever is posted behind it comes from a rank known by name */
+    bool asks_at_hello; /* a checkpoint, as soon as this rank is known */
+    bool hailed;        /* a hello was posted: whatever is posted behind it comes from a rank known by name */
     bool closing;
 
     /* The control thread's own. */
@@ -357,6 +358,23 @@ static void *control_thread(void *context)
 
 /* ---- the caller's side ---- */
 
+/* Beside whatever the rank says and waits for; the lock is held. */
+static bool add_interrupted(struct control_client *client, const char *signal, uint32_t times)
+{
+    Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
+    interrupted.signal = (char *)(uintptr_t)signal;
+    interrupted.times = times;
+    worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
+    message.body_case = GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED;
+    message.interrupted = &interrupted;
+    return !client->over && outbox_add(&client->outbox, &message) == 0;
+}
+
+static void wake(struct control_client *client)
+{
+    if (write(client->wake, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* it is awake then */
+}
+
 static int post(struct control_client *client, const worker_message *message, enum awaited awaited, struct error *error)
 {
     int result = 0;
@@ -367,6 +385,7 @@ static int post(struct control_client *client, const worker_message *message, en
         result = error_set(error, STATUS_INTERNAL, "rank %u: no room for a message to the coordinator", client->rank);
     } else {
         client->awaited = awaited;
+        if (!client->hailed && client->asks_at_hello) add_interrupted(client, "SIGUSR1", 0);
         client->hailed = true;
     }
     pthread_mutex_unlock(&client->lock);
@@ -474,6 +493,22 @@ static int finished(struct control *control, const Gacc__V1__Finished *finished,
     return result;
 }
 
+/* From the thread that writes a checkpoint, while another may wait for an answer. */
+static int saved(struct control *control, const Gacc__V1__Saved *saved, struct error *error)
+{
+    struct control_client *client = client_of(control);
+    worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
+    message.body_case = GACC__V1__WORKER_MESSAGE__BODY_SAVED;
+    message.saved = (Gacc__V1__Saved *)(uintptr_t)saved;
+    pthread_mutex_lock(&client->lock);
+    bool posted = !client->over && outbox_add(&client->outbox, &message) == 0;
+    pthread_mutex_unlock(&client->lock);
+    wake(client);
+    return posted
+               ? 0
+               : error_set(error, STATUS_INTERNAL, "rank %u: no room for a message to the coordinator", client->rank);
+}
+
 static int open_stream(struct control_client *client, const uint8_t secret[CONTROL_SECRET], struct error *error)
 {
     int result = rpc_client_open(&client->connection, "coordinator", NULL, error);
@@ -514,7 +549,7 @@ int control_client_open(struct control **out, const char *addresses, const uint8
 {
     struct control_client *client = calloc(1, sizeof *client);
     if (client == NULL) return error_set(error, STATUS_INTERNAL, "no memory for the control client");
-    client->control = (struct control){hello, report, step_done, state, finished};
+    client->control = (struct control){hello, report, step_done, state, saved, finished};
     client->events = *events;
     client->rank = rank;
     client->timeout_ms = (uint64_t)(1000 * timeout_seconds);
@@ -548,24 +583,31 @@ bool control_client_prints(const struct control *control)
     return prints;
 }
 
-bool control_client_interrupt(struct control *control, const char *signal, const Gacc__V1__Hello *hello)
+bool control_client_ask(struct control *control, const char *signal)
 {
     struct control_client *client = client_of(control);
-    Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
-    interrupted.signal = (char *)(uintptr_t)signal;
-    worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
+    const bool saves = !strcmp(signal, "SIGUSR1");
     pthread_mutex_lock(&client->lock);
-    if (client->hailed) {
-        message.body_case = GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED;
-        message.interrupted = &interrupted;
-    } else {
-        message.body_case = GACC__V1__WORKER_MESSAGE__BODY_HELLO;
-        message.hello = (Gacc__V1__Hello *)(uintptr_t)hello;
-    }
-    bool posted = !client->over && outbox_add(&client->outbox, &message) == 0;
+    client->asks_at_hello |= saves && !client->hailed;
+    bool told = client->hailed ? add_interrupted(client, signal, saves ? 0 : 1) : saves;
+    pthread_mutex_unlock(&client->lock);
+    wake(client);
+    return told;
+}
+
+bool control_client_interrupt(struct control *control, const char *signal, uint32_t times, const Gacc__V1__Hello *hello)
+{
+    struct control_client *client = client_of(control);
+    worker_message message = GACC__V1__WORKER_MESSAGE__INIT;
+    message.body_case = GACC__V1__WORKER_MESSAGE__BODY_HELLO;
+    message.hello = (Gacc__V1__Hello *)(uintptr_t)hello;
+    pthread_mutex_lock(&client->lock);
+    bool posted = client->hailed ? add_interrupted(client, signal, times)
+                                 : !client->over && outbox_add(&client->outbox, &message) == 0;
     client->hailed = true;
     pthread_mutex_unlock(&client->lock);
-    return posted && write(client->wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
+    wake(client);
+    return posted;
 }
 
 void control_client_close(struct control *control)

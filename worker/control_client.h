@@ -1,8 +1,8 @@
 /*
  * A rank's line to the coordinator: `struct control` over one gRPC stream (gacc.v1.Workers/Join). A thread of its own,
  * with all signals blocked, alone owns the socket and the stream; whoever calls leaves a message and takes the answer
- * through a one-slot mailbox. One thread at a time may call hello, report, step_done and finished; state may be called
- * beside it.
+ * through a one-slot mailbox. One thread at a time may call hello, report, step_done and finished; state and saved may
+ * be called beside it.
  *
  * The coordinator hears from a rank at least once a second (a state, a ping), and a coordinator that does not answer a
  * ping within the timeout counts as gone.
@@ -37,10 +37,15 @@ int control_client_open(struct control **out, const char *addresses, const uint8
                         struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */
 bool control_client_prints(const struct control *control);
-/* Tells the coordinator that a signal asks this rank to end; where it does not know the rank yet, by `hello`, which has
- * that failure. The event `farewell` follows. From any thread, beside the calls above. False when there is nobody to
- * tell any more. */
-bool control_client_interrupt(struct control *control, const char *signal, const Gacc__V1__Hello *hello);
+/* Tells the coordinator of a signal that leaves the job its time: SIGUSR1, or the first one that asks this rank to
+ * stop. Before this rank's hello SIGUSR1 waits for it, the other is not told. From any thread, beside the calls above.
+ * False when it is not told and will not be. */
+bool control_client_ask(struct control *control, const char *signal);
+/* Tells the coordinator that this rank must end now, having been asked so `times` times; where it does not know the
+ * rank yet, by `hello`, which has that failure. The event `farewell` follows. From any thread, beside the calls above.
+ * False when there is nobody to tell any more. */
+bool control_client_interrupt(struct control *control, const char *signal, uint32_t times,
+                              const Gacc__V1__Hello *hello);
 /* Ends the stream and the thread; not from one of the events. NULL is allowed. */
 void control_client_close(struct control *control);
 

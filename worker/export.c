@@ -13,16 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "worker/safetensors.h"
+#include "worker/model_file.h"
 #include "worker/session_internal.h"
 
 struct export
 {
     const char *path;
     char temporary[PATH_MAX];
-    char *header;
-    size_t header_bytes;
-    uint64_t file_bytes;
+    struct model_file file;
 };
 
 /* All ranks learn of the first rank (in rank order) that failed and fail with its text under its name; 0 when none did.
@@ -38,31 +36,11 @@ static int agree(struct comm *comm, const struct error *own, struct error *error
     return 0;
 }
 
-/* The table's tensors in table order, so that element i of the canonical index lies at header_bytes + i·size; then the
- * tensors that are zero and stay so. */
 static int lay_out(const struct session *session, struct export *export, struct error *error)
 {
-    const struct tensor_table *tables[] = {&session->model->table, &session->model->zeros};
-    size_t count = tables[0]->count + tables[1]->count, at = 0;
-    struct safetensors_tensor *entries = calloc(count, sizeof *entries);
-    if (!entries) return error_set(error, STATUS_INTERNAL, "%s: out of memory for %zu tensors", export->path, count);
-    for (size_t table = 0; table < 2; table++)
-        for (size_t i = 0; i < tables[table]->count; i++) {
-            const struct tensor *tensor = &tables[table]->tensors[i];
-            struct safetensors_tensor *entry = &entries[at++];
-            entry->name = tensor->name;
-            entry->type = safetensors_type_of(session->wide_type);
-            entry->dimensions = tensor->dimensions;
-            for (int d = 0; d < tensor->dimensions; d++) entry->shape[d] = tensor->shape[d];
-        }
-    int result = safetensors_header(entries, count, &export->header, &export->header_bytes, error);
-    export->file_bytes = export->header_bytes;
-    for (size_t i = 0; i < count && !result; i++) export->file_bytes += entries[i].bytes;
-    free(entries);
-    if (!result &&
-        snprintf(export->temporary, sizeof export->temporary, "%s.tmp", export->path) >= (int)sizeof export->temporary)
-        result = error_set(error, STATUS_IO, "%s: the name is too long", export->path);
-    return result;
+    if (snprintf(export->temporary, sizeof export->temporary, "%s.tmp", export->path) >= (int)sizeof export->temporary)
+        return error_set(error, STATUS_IO, "%s: the name is too long", export->path);
+    return model_file_lay_out(&export->file, session->model, session->wide_type, error);
 }
 
 static int write_at(const struct export *export, int fd, const char *bytes, uint64_t count, uint64_t offset,
@@ -94,10 +72,10 @@ static int create(const struct export *export, struct error *error)
     int fd = open(export->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
     int result = 0;
-    int reserved = posix_fallocate(fd, 0, (off_t) export->file_bytes);
-    if (reserved == EOPNOTSUPP || reserved == EINVAL) reserved = ftruncate(fd, (off_t) export->file_bytes) ? errno : 0;
+    int reserved = posix_fallocate(fd, 0, (off_t) export->file.bytes);
+    if (reserved == EOPNOTSUPP || reserved == EINVAL) reserved = ftruncate(fd, (off_t) export->file.bytes) ? errno : 0;
     if (reserved) result = error_set_errno(error, STATUS_IO, reserved, "%s", export->temporary);
-    if (!result) result = write_at(export, fd, export->header, export->header_bytes, 0, error);
+    if (!result) result = write_at(export, fd, export->file.header, export->file.header_bytes, 0, error);
     return close_written(export, fd, result, error);
 }
 
@@ -138,7 +116,7 @@ static int write_own_ranges(struct session *session, const struct export *export
         struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
         uint64_t count = own.end - own.begin, at = shard_map_offset(&session->map, bucket);
         result = write_at(export, fd, element(master, at, session->wide_type), count * size,
-                          export->header_bytes + own.begin * size, error);
+                          export->file.header_bytes + own.begin * size, error);
     }
     return close_written(export, fd, result, error);
 }
@@ -180,6 +158,6 @@ int session_write_model(struct session *session, const char *path, struct error 
     int result = agree(session->comm, &own, error);
     if (!result) result = write_in_phases(session, &export, error);
     if (result && session->comm->rank == 0 && *export.temporary) unlink(export.temporary);
-    free(export.header);
+    model_file_close(&export.file);
     return result;
 }

@@ -20,7 +20,7 @@ struct source {
 struct model_initial {
     const struct model *model;
     uint64_t key;
-    const char *path; /* of the file, for messages; borrowed from the job */
+    const char *path; /* of the file, for messages; borrowed */
     struct safetensors *file;
     struct source sources[]; /* [table.count] */
 };
@@ -251,7 +251,8 @@ static int take_file(struct model_initial *initial, struct error *error)
 /* -------------------------------------------------------------------------------------------------------------------
  */
 
-int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, struct error *error)
+int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, const char *file,
+                       struct error *error)
 {
     const Gacc__V1__ModelSection *spec = model->spec;
     *out = NULL;
@@ -260,9 +261,10 @@ int model_initial_open(struct model_initial **out, const struct model *model, ui
         return error_set(error, STATUS_INTERNAL, "out of memory for the sources of %zu tensors", model->table.count);
     initial->model = model;
     initial->key = splitmix64(seed, 0);
-    initial->path = spec->init_file;
+    initial->path = file ? file : spec->init_file;
     int rc = initial->path && initial->path[0] ? take_file(initial, error) : 0;
-    for (size_t i = 0; rc == 0 && i < spec->n_init_values; i++) rc = take_values(initial, spec->init_values[i], error);
+    for (size_t i = 0; rc == 0 && i < spec->n_init_values && !file; i++)
+        rc = take_values(initial, spec->init_values[i], error);
     if (rc < 0) {
         model_initial_close(initial);
         return rc;

@@ -168,12 +168,12 @@ static void close_values(struct session *session, struct values *values)
     session->kernels->table->release(session->kernels, values->sent);
 }
 
-static int initialise(struct session *session, struct error *error)
+int session_initialise(struct session *session, const char *file, struct error *error)
 {
     struct model_initial *initial = NULL;
     struct values values;
     int result = open_values(session, &values, error);
-    if (!result) result = model_initial_open(&initial, session->model, session->job->job->seed, error);
+    if (!result) result = model_initial_open(&initial, session->model, session->job->job->seed, file, error);
     uint64_t parameters = session->map.parameters;
     for (uint64_t begin = 0; begin < parameters && !result; begin += INITIAL_BLOCK) {
         uint64_t count = parameters - begin < INITIAL_BLOCK ? parameters - begin : INITIAL_BLOCK;
@@ -207,7 +207,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     if (!result) result = open_comm(session, error);
     if (!result) result = open_shards(session, error);
     if (!result) result = session_reserve(session, error);
-    if (!result) result = initialise(session, error);
+    if (!result) result = session_initialise(session, NULL, error);
     if (result) {
         session_close(session);
         return result;
@@ -219,6 +219,8 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 void session_close(struct session *session)
 {
     if (!session) return;
+    checkpoint_wait(session);
+    checkpoint_close(session->checkpoint);
     if (session->comm != session->host) comm_close(session->comm);
     session_release(session);
     micro_batch_close(session->batch);
@@ -230,6 +232,11 @@ void session_close(struct session *session)
     free(session->runs);
     free(session->checksums);
     free(session);
+}
+
+bool session_has_stopped(const struct session *session)
+{
+    return session->stopped;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------- */
@@ -259,11 +266,16 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     return session->control->hello(session->control, &message, welcome, error);
 }
 
-/* The weights of the first plan; the answer opens the first window. */
+/* The weights of the first plan, and whether the state could be restored; the answer opens the first window. */
 static int report_first_plan(struct session *session, const Gacc__V1__Plan *plan, Gacc__V1__Decision **decision,
                              struct error *error)
 {
     Gacc__V1__Report message = GACC__V1__REPORT__INIT;
+    Gacc__V1__Failure failed = GACC__V1__FAILURE__INIT;
+    failed.status = (uint32_t)session->failure.status;
+    failed.text = session->failure.text;
+    if (session->failure.status) message.failure = &failed;
+    message.step = plan->step - 1;
     window_share_weight(session, plan, &message.next_weight, &message.next_micro_batches);
     int result = session->control->report(session->control, &message, decision, error);
     if (result) return result;
@@ -302,11 +314,16 @@ int session_run(struct session *session, struct error *error)
     Gacc__V1__Welcome *welcome = NULL;
     Gacc__V1__Decision *former = NULL, *current = NULL;
     int result = hello(session, &welcome, error);
+    if (!result && welcome->restore && checkpoint_restore(session, welcome->restore, &session->failure) &&
+        !welcome->plan)
+        result = error_set(error, session->failure.status, "%s", session->failure.text);
     if (!result && welcome->plan) {
         result = window_check_plan(session, welcome->plan, error);
         if (!result) result = report_first_plan(session, welcome->plan, &current, error);
         if (!result) result = run_steps(session, welcome->plan, &former, &current, error);
     }
+    session->stopped = !result && current && current->stop;
+    checkpoint_wait(session);
     free_decision(former);
     free_decision(current);
     if (welcome) gacc__v1__welcome__free_unpacked(welcome, NULL);

@@ -25,6 +25,8 @@ struct control {
     int (*step_done)(struct control *, const Gacc__V1__StepDone *, struct error *);
     /* The state the rank is in, for whoever asks: cheap, from the compute thread, at every transition. */
     void (*state)(struct control *, uint64_t step, Gacc__V1__State state, uint32_t micro_batch);
+    /* Queued, not awaited; from any thread, beside the others. Asked for by a Decision's Save. */
+    int (*saved)(struct control *, const Gacc__V1__Saved *, struct error *);
     /* Finished → Farewell: blocks. */
     int (*finished)(struct control *, const Gacc__V1__Finished *, Gacc__V1__Farewell **, struct error *);
 };
@@ -81,6 +83,8 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
  * decision or of a lost coordinator. A data error in the evaluation after the last step has no report left to travel
  * in: it fails session_write_model, on all ranks alike. */
 int session_run(struct session *session, struct error *error);
+/* Whether session_run ended because the job was asked to stop: it is not done, and its model not the last one. */
+bool session_has_stopped(const struct session *session);
 /* All ranks together: writes PATH (safetensors, fp32 or fp64 master parameters), complete or not at all. An error on
  * one rank is everyone's; so is a weight that is not finite (76): nothing is written then. */
 int session_write_model(struct session *session, const char *path, struct error *error);

@@ -1,12 +1,13 @@
 /*
  * What a session is made of, for the files that are the session: session.c (open, run, close), session_memory.c,
  * window.c (micro-batches and their loss seeds), step.c (one optimizer step), look.c (its buffers as the host reads
- * them), blame.c, evaluate.c, export.c, self_check.c.
+ * them), blame.c, evaluate.c, export.c, self_check.c, checkpoint.c, restore.c (its part of a checkpoint).
  */
 #ifndef GACC_SESSION_INTERNAL_H
 #define GACC_SESSION_INTERNAL_H
 
 #include "kernels/kernels.h"
+#include "worker/checkpoint.h"
 #include "worker/comm.h"
 #include "worker/data/data.h"
 #include "worker/layout.h"
@@ -68,6 +69,9 @@ struct session {
     uint64_t *checksums; /* [2 · (tensors + 1)] before and now, the last one of the master parameters; NULL unless
                             self_check */
 
+    struct checkpoint *checkpoint; /* NULL until the first one is asked for */
+    bool stopped;                  /* asked to, behind the last step */
+
     struct step_state machine;
     struct error failure; /* a local error (status ≠ 0) that the next report carries */
 };
@@ -109,6 +113,8 @@ static inline void *element(const void *buffer, uint64_t index, enum dtype type)
 
 /* Enters a state and tells the control side. */
 int session_enter(struct session *session, Gacc__V1__State state, struct error *error);
+/* Parameters and own shard, from a safetensors file or, where that is NULL, as the job begins. */
+int session_initialise(struct session *session, const char *file, struct error *error);
 /* The validation sequences an evaluation goes over. */
 uint64_t session_evaluation_sequences(const struct session *session);
 

@@ -343,6 +343,7 @@ int step_run(struct session *session, struct step *step, struct error *error)
     if (!result) result = step_or_skip(session, step, &blame, error);
     if (!result) result = session_enter(session, STATE(UPDATE_SCALE), error); /* the next S came with the decision */
     if (!result) result = exit_step(session, step, error);
+    if (!result && step->decision->save) result = checkpoint_begin(session, step->decision->save, error);
     if (!result) result = step_done(session, step, blame, error);
     blame_free(blame);
     return result;

@@ -43,6 +43,8 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     gacc__v1__plan__init(&c->plan);
     gacc__v1__window__init(&c->window);
     gacc__v1__decision__init(&c->decision);
+    gacc__v1__save__init(&c->save);
+    c->saving.every = rules.save_every;
     gacc__v1__farewell__init(&c->farewell);
     gacc__v1__failure__init(&c->failure_message);
     gacc__v1__status__init(&c->status);
@@ -55,6 +57,26 @@ int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_
     if (rules.has_scaler) loss_scale_init(&c->scale, &rules.scale);
     *out = c;
     return 0;
+}
+
+void conductor_resume(struct conductor *c, const struct progress *progress, Gacc__V1__Restore *restore)
+{
+    c->start = c->step = progress->counters.step;
+    c->counters = progress->counters;
+    c->nonfinite_in_a_row = progress->nonfinite_in_a_row;
+    if (progress->has_scaler && c->rules.has_scaler) loss_scale_restore(&c->scale, &c->rules.scale, &progress->scale);
+    c->position = progress->position;
+    c->sequences_seen = progress->sequences_seen;
+    c->epoch_weight = progress->epoch_weight;
+    c->evaluated_at = progress->was_evaluated ? progress->evaluated_at : UINT64_MAX;
+    c->has_loss = progress->has_loss;
+    c->loss = progress->loss;
+    c->has_validation = progress->has_validation;
+    c->validation_loss = progress->validation_loss;
+    c->validation_optimizer_steps = progress->validation_optimizer_steps;
+    c->warnings = progress->warnings;
+    c->resumed_sequences = progress->train_sequences;
+    c->welcome.restore = restore;
 }
 
 void conductor_close(struct conductor *c)
@@ -182,6 +204,14 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
     if (!c->rank[rank].hello) return protocol_error(c, rank, error, "no memory for its hello");
     c->rank[rank].heard = now;
     if (!one_less(&c->awaited)) return 0;
+    if (c->resumed_sequences && hello->train_sequences != c->resumed_sequences) {
+        error_set(&why, STATUS_DATA,
+                  "data.train: holds %" PRIu64 " sequences, %" PRIu64
+                  " when the checkpoint was made: its place in them "
+                  "means nothing any more",
+                  hello->train_sequences, c->resumed_sequences);
+        return broken(c, &why, error);
+    }
     if (job_rules_add_data(&c->rules, c->job, hello->train_sequences, hello->validation_sequences,
                            hello->targets_per_sequence, &why))
         return broken(c, &why, error);
@@ -198,7 +228,7 @@ static int check_report(struct conductor *c, uint32_t rank, const Gacc__V1__Repo
 {
     struct rank *from = &c->rank[rank];
     uint32_t first, most = 0;
-    if (c->step > 0) {
+    if (c->step > c->start) {
         plan_share(&c->current, c->ranks, rank, &first, &most);
         if (impossible(report->weight, report->micro_batches, most))
             return protocol_error(c, rank, error,
@@ -337,18 +367,66 @@ int conductor_finished(struct conductor *c, uint32_t rank, const Gacc__V1__Finis
     return 1;
 }
 
-int conductor_interrupted(struct conductor *c, uint32_t rank, const Gacc__V1__Interrupted *interrupted,
+int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__Interrupted *interrupted,
                           struct error *error)
 {
-    if (rank >= c->ranks || c->phase == PHASE_BROKEN || c->phase == PHASE_OVER) return 0;
+    if (c->phase == PHASE_BROKEN || c->phase == PHASE_OVER) return 0;
+    const bool has_begun = c->step > c->start || c->phase >= PHASE_FINISHING;
+    const bool stops = !strcmp(interrupted->signal, "SIGUSR2") || !strcmp(interrupted->signal, "SIGTERM") ||
+                       !strcmp(interrupted->signal, "SIGINT") || !strcmp(interrupted->signal, "SIGHUP");
+    if (!strcmp(interrupted->signal, "SIGUSR1")) {
+        c->saving.asked = true;
+        return 0;
+    }
+    if (stops && interrupted->times <= 1 && has_begun) {
+        if (!c->saving.stopping)
+            snprintf(c->asked_by, sizeof c->asked_by, "%.32s: interrupted by %.12s", who, interrupted->signal);
+        c->saving.stopping = true;
+        return 0;
+    }
     struct error why;
-    if (c->step == 0)
-        error_set(&why, STATUS_INTERNAL, "rank %" PRIu32 ": interrupted by %.32s before the first step", rank,
-                  interrupted->signal);
+    if (has_begun)
+        error_set(&why, STATUS_INTERNAL, "%.32s: interrupted by %.32s%s at step %" PRIu64, who, interrupted->signal,
+                  interrupted->times > 1 ? ", a second time," : "", c->step);
     else
-        error_set(&why, STATUS_INTERNAL, "rank %" PRIu32 ": interrupted by %.32s at step %" PRIu64, rank,
-                  interrupted->signal, c->step);
+        error_set(&why, stops ? STATUS_AGAIN : STATUS_INTERNAL, "%.32s: interrupted by %.32s before the first step",
+                  who, interrupted->signal);
     return broken(c, &why, error);
+}
+
+bool conductor_awaits_checkpoint(const struct conductor *c)
+{
+    return c->rules.save_waits || saving_may_be_due(&c->saving, c->counters.optimizer_steps);
+}
+
+const struct progress *conductor_progress(const struct conductor *c, const char **name)
+{
+    *name = c->save_name;
+    return &c->progress;
+}
+
+bool conductor_is_stopping(const struct conductor *c)
+{
+    return c->stopped;
+}
+
+void conductor_saved(struct conductor *c, const struct error *why)
+{
+    c->stop_saved = c->stopped && !why;
+    const bool fatal = saving_ended(&c->saving, !why) || c->stopped;
+    if (!why || !fatal) return;
+    struct error failure = *why;
+    if (c->stopped) error_prefix(&failure, "%s, but there is no checkpoint", c->asked_by);
+    conductor_set_failure(c, &failure);
+}
+
+void conductor_settle(struct conductor *c)
+{
+    if (!c->stop_saved) return;
+    struct error again;
+    error_set(&again, STATUS_AGAIN, "%s: checkpoint %s is complete, the same command goes on from it", c->asked_by,
+              c->save_name);
+    conductor_set_failure(c, &again);
 }
 
 void conductor_state(struct conductor *c, uint32_t rank, const Gacc__V1__StateChange *change, double now)
@@ -366,6 +444,7 @@ bool conductor_lost(struct conductor *c, uint32_t rank, const char *why)
     c->rank[rank].lost = true;
     if (c->phase == PHASE_BROKEN) return false;
     struct error error;
+    conductor_settle(c); /* a rank that is killed once its job has stopped is no loss */
     error_set(&error, STATUS_INTERNAL, "rank %" PRIu32 ": %s", rank, why);
     broken(c, &error, NULL);
     return true;

@@ -9,6 +9,10 @@
  *     report(t) ×N → decide, step_done(t) ×N → records    for every step t
  *     finished ×N → farewell ×N
  *
+ * A decision may ask for a checkpoint. What belongs into it beside the ranks' parts is conductor_progress; whether it
+ * became one is told with conductor_saved before the next decision that may ask for another
+ * (conductor_awaits_checkpoint), and before the farewell.
+ *
  * Functions that take a message return
  *     0   taken; others are still awaited
  *     1   taken, and it was the last one awaited: what stands right of the arrow is due
@@ -29,6 +33,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/coordinator/progress.h"
 #include "daemon/observe/step_log.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/control.pb-c.h"
@@ -41,6 +46,8 @@ struct conductor;
 int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_t ranks, double now,
                    struct error *error);
 void conductor_close(struct conductor *conductor);
+/* Before the first hello: the job goes on from there. `restore`, for the ranks, is borrowed until conductor_close. */
+void conductor_resume(struct conductor *conductor, const struct progress *progress, Gacc__V1__Restore *restore);
 
 /* Messages in; they are borrowed for the call. */
 int conductor_hello(struct conductor *conductor, uint32_t rank, const Gacc__V1__Hello *hello, double now,
@@ -53,8 +60,10 @@ int conductor_step_done(struct conductor *conductor, uint32_t rank, const Gacc__
 /* Returns 1 when all ranks have finished: each is then answered with its farewell. */
 int conductor_finished(struct conductor *conductor, uint32_t rank, const Gacc__V1__Finished *finished, double now,
                        struct error *error);
-/* A signal asks the rank to end: so does the job, at once. Negative, or 0 when it is over anyway. */
-int conductor_interrupted(struct conductor *conductor, uint32_t rank, const Gacc__V1__Interrupted *interrupted,
+/* `who` ("rank 1", "the coordinator") was signalled. SIGUSR1 asks for a checkpoint behind the step under way, all
+ * others for one and then the end, with 75. Negative: the job ends at once, because it was asked so a second time
+ * (times: by this one), because its launcher is gone or because there is no step yet. */
+int conductor_interrupted(struct conductor *conductor, const char *who, const Gacc__V1__Interrupted *interrupted,
                           struct error *error);
 /* For GetStatus only; never refused, nothing depends on it. */
 void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
@@ -72,6 +81,16 @@ void conductor_fail_said(struct conductor *conductor, const struct error *error)
  * that takes a message or gives one. */
 const Gacc__V1__Welcome *conductor_welcome(struct conductor *conductor, double now);
 const Gacc__V1__Decision *conductor_decide(struct conductor *conductor, double now);
+/* Whether the decision that is due must wait for a checkpoint that is under way. */
+bool conductor_awaits_checkpoint(const struct conductor *conductor);
+/* As of the last decision that asked for a checkpoint, which is called `name`. */
+const struct progress *conductor_progress(const struct conductor *conductor, const char **name);
+/* The checkpoint is complete (why NULL), or will never be: failures in a row end the job. */
+void conductor_saved(struct conductor *conductor, const struct error *why);
+/* The last decision asked for a checkpoint and told the ranks to stop. */
+bool conductor_is_stopping(const struct conductor *conductor);
+/* Nothing more will happen: a job that has stopped, with its checkpoint, ends with 75. */
+void conductor_settle(struct conductor *conductor);
 /* The first call settles which rank prints a failure. */
 const Gacc__V1__Farewell *conductor_farewell(struct conductor *conductor, uint32_t rank);
 

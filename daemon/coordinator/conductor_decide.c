@@ -31,13 +31,16 @@ static void await_reports(struct conductor *c)
     for (uint32_t r = 0; r < c->ranks; r++) c->rank[r].reported = false;
 }
 
+/* A job that goes on may have nothing left to do. */
 const Gacc__V1__Welcome *conductor_welcome(struct conductor *c, double now)
 {
     if (c->phase != PHASE_WELCOME) return NULL;
-    c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
-    c->welcome.plan = plan_message(c, 1, &c->upcoming);
+    const bool is_done = c->rules.plan.epochs == 0 && c->counters.optimizer_steps >= c->rules.total_steps;
+    c->has_upcoming = !is_done && plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    c->welcome.plan = c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     c->decided_at = now;
     await_reports(c);
+    if (!c->has_upcoming) c->phase = PHASE_FINISHING;
     return &c->welcome;
 }
 
@@ -108,7 +111,7 @@ static void weigh_warnings(struct conductor *c, const struct verdict *verdict, f
 /* The smoothed pace from which GetStatus tells tokens per second and the time left: the last twenty attempts or so. */
 static void keep_pace(struct conductor *c, double seconds, double tokens)
 {
-    double share = c->counters.step == 1 ? 1 : 0.1;
+    double share = c->counters.step == c->start + 1 ? 1 : 0.1;
     c->attempt_seconds += share * (seconds - c->attempt_seconds);
     c->attempt_tokens += share * (tokens - c->attempt_tokens);
 }
@@ -207,6 +210,7 @@ static void judge(struct conductor *c, double now, struct verdict *verdict)
     weigh_warnings(c, verdict, scale_before);
     if (verdict->kind != VERDICT_IS_FAIL) {
         c->counters.tokens_seen += record->tokens;
+        c->sequences_seen += c->current.count;
         after_epoch(c, verdict->weight);
         keep_pace(c, record->seconds.since_last_step, (double)record->tokens);
     }
@@ -271,26 +275,76 @@ static Gacc__V1__Failure *failure_message(struct conductor *c)
     return &c->failure_message;
 }
 
+/* The state as it is between the step that was judged and the window that opens next. */
+static void keep_progress(struct conductor *c)
+{
+    c->progress = (struct progress){
+        .counters = c->counters,
+        .nonfinite_in_a_row = c->nonfinite_in_a_row,
+        .has_scaler = c->rules.has_scaler,
+        .scale = c->scale,
+        .position = c->has_upcoming ? (struct plan_position){c->upcoming.epoch, c->upcoming.first} : c->position,
+        .has_plan = c->has_upcoming,
+        .plan = c->upcoming,
+        .sequences_seen = c->sequences_seen,
+        .epoch_weight = c->epoch_weight,
+        .was_evaluated = c->evaluated_at != UINT64_MAX,
+        .evaluated_at = c->evaluated_at,
+        .has_loss = c->has_loss,
+        .loss = c->loss,
+        .has_validation = c->has_validation,
+        .validation_loss = c->validation_loss,
+        .validation_optimizer_steps = c->validation_optimizer_steps,
+        .warnings = c->warnings,
+        .train_sequences = c->rules.plan.sequences,
+    };
+}
+
+/* NULL: no checkpoint now. */
+static Gacc__V1__Save *open_save(struct conductor *c, const struct verdict *verdict, bool *more)
+{
+    c->decision.stop = false;
+    if (c->step == c->start || c->failed) return NULL;
+    const bool applied = verdict->kind == VERDICT_IS_APPLY;
+    const struct saving_decision saving = saving_decide(&c->saving, applied, c->counters.optimizer_steps, *more);
+    if (!saving.save) return NULL;
+    struct error too_long;
+    store_name(c->save_name, c->counters.optimizer_steps, c->counters.step, applied);
+    if (store_path(c->save_directory, c->job->job->output, c->save_name, &too_long)) {
+        conductor_set_failure(c, &too_long);
+        return NULL;
+    }
+    keep_progress(c);
+    c->decision.stop = c->stopped = saving.stop;
+    *more &= !saving.stop;
+    c->save.directory = c->save_directory;
+    c->save.optimizer_steps = c->counters.optimizer_steps;
+    c->save.wait = c->rules.save_waits;
+    return &c->save;
+}
+
 const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
 {
     if (c->phase != PHASE_DECISION) return NULL;
+    const bool has_stepped = c->step > c->start;
     struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};
     if (c->first_failure.status)
         conductor_set_failure(c, &c->first_failure);
     else
         compare_parameters(c);
-    if (c->step > 0) judge(c, now, &verdict);
+    if (has_stepped) judge(c, now, &verdict);
     c->decided_at = now;
 
     Gacc__V1__Decision *decision = &c->decision;
     bool more = goes_on(c);
     decision->step = c->step;
-    decision->verdict = c->step > 0 || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
+    decision->verdict = has_stepped || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
     decision->clip_coefficient = verdict.kind == VERDICT_IS_APPLY ? verdict.clip_coefficient : 0;
     decision->failure = failure_message(c);
-    decision->evaluate = c->step > 0 && evaluates(c, &verdict, !more);
+    decision->evaluate = has_stepped && evaluates(c, &verdict, !more);
     if (decision->evaluate) c->evaluated_at = c->counters.optimizer_steps;
     c->attempt.evaluates = decision->evaluate;
+    decision->save = open_save(c, &verdict, &more);
     decision->next = more ? open_window(c) : NULL;
     decision->plan = more && c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     await_reports(c);

@@ -2,8 +2,12 @@
 #ifndef GACC_CONDUCTOR_INTERNAL_H
 #define GACC_CONDUCTOR_INTERNAL_H
 
+#include <limits.h>
+
+#include "daemon/checkpoint/store.h"
 #include "daemon/coordinator/conductor.h"
 #include "daemon/coordinator/job_rules.h"
+#include "daemon/core/saving.h"
 #include "daemon/core/warnings.h"
 
 enum phase {
@@ -69,7 +73,8 @@ struct conductor {
     uint32_t reduce_scatters;
     uint64_t reduce_scatter_bytes;
 
-    uint64_t step; /* whose reports are awaited; 0: before the first */
+    uint64_t start; /* the step that this start goes on from; 0: none */
+    uint64_t step;  /* whose reports are awaited; start: before the first */
     struct plan_position position;
     struct plan current, upcoming; /* of step, of step + 1 */
     bool has_upcoming;
@@ -79,6 +84,16 @@ struct conductor {
     double epoch_weight; /* of the current epoch so far */
     struct warnings warnings;
 
+    struct saving saving;
+    char asked_by[64];        /* "rank 1: interrupted by SIGTERM": who asked to stop */
+    bool stopped;             /* the decision that stops the job is out … */
+    bool stop_saved;          /* … and its checkpoint is complete */
+    struct progress progress; /* of the last checkpoint that was asked for … */
+    char save_name[STORE_NAME_MAX + 1], save_directory[PATH_MAX]; /* … its name and where it goes */
+    Gacc__V1__Save save;
+
+    uint64_t sequences_seen;
+    uint64_t resumed_sequences; /* of the training data when the checkpoint was made; 0: none */
     struct step_counters counters;
     bool has_loss, has_validation;
     double loss, validation_loss;

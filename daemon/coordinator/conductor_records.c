@@ -150,7 +150,7 @@ static char *phase_name(const struct conductor *c)
     static char starting[] = "starting", training[] = "training", finishing[] = "finishing", failing[] = "failing";
     if (c->failed) return failing;
     if (c->phase >= PHASE_FINISHING) return finishing;
-    return c->phase >= PHASE_REPORTS && c->step > 0 ? training : starting;
+    return c->phase >= PHASE_REPORTS && c->step > c->start ? training : starting;
 }
 
 static void fill_rank(Gacc__V1__RankStatus *to, const struct rank *rank, uint32_t number, double now)
@@ -179,7 +179,7 @@ Gacc__V1__Status *conductor_status(struct conductor *c, double now)
     status->skipped_steps = c->counters.skipped_steps;
     status->empty_steps = c->counters.empty_steps;
     status->total_steps = c->rules.total_steps;
-    const bool has_stepped = c->counters.step != 0;
+    const bool has_stepped = c->counters.step != c->start;
     status->loss = has_stepped ? c->loss : (double)NAN;
     status->lr = c->window.lr;
     status->has_scaler = c->rules.has_scaler;

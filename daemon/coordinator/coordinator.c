@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "daemon/coordinator/inside.h"
+#include "daemon/coordinator/job_rules.h"
 #include "daemon/hex.h"
 #include "daemon/place.h"
 
@@ -50,7 +51,25 @@ void coordinator_write_header(struct coordinator *coordinator)
 {
     struct header_record header;
     conductor_header(coordinator->conductor, &header);
+    const struct resume *resume = &coordinator->resume;
+    struct header_change *changes = calloc(resume->changes.count + 1, sizeof *changes);
+    for (size_t i = 0; i < resume->changes.count && changes; i++) {
+        const struct job_change *change = &resume->changes.each[i];
+        changes[i] = (struct header_change){change->key, change->was, change->now, change->rule == CHANGE_KEPT};
+    }
+    if (resume->found) {
+        header.resumed_from = resume->directory;
+        header.resumed = &resume->manifest.progress.counters;
+        header.changes = changes;
+        header.change_count = changes ? resume->changes.count : 0;
+    }
     append(coordinator, header_line(&header));
+    free(changes);
+    for (size_t i = 0; i < resume->move_count; i++) {
+        const struct event_record event = {header.resumed ? header.resumed->step : 0, "checkpoint_left",
+                                           resume->moves[i].why};
+        append(coordinator, event_line(&event));
+    }
 }
 
 void coordinator_write_records(struct coordinator *coordinator)
@@ -80,16 +99,80 @@ static void note(struct coordinator *coordinator, enum note_kind kind, enum stat
     } /* a full pipe: not shown */
 }
 
+/* ---- checkpoints ---- */
+
+/* One line on rank 0's stderr, and in the log. */
+static void warn(struct coordinator *coordinator, const char *event, uint64_t step, const char *text)
+{
+    const struct event_record record = {step, event, text};
+    append(coordinator, event_line(&record));
+    note(coordinator, NOTE_WARNING, STATUS_DONE, text);
+}
+
+static void on_saved(void *context, const struct checkpoint_record *record, const struct error *why,
+                     const char *complaint)
+{
+    struct coordinator *coordinator = context;
+    if (!why) snprintf(coordinator->newest, sizeof coordinator->newest, "%s", record->name);
+    conductor_saved(coordinator->conductor, why);
+    if (!coordinator->concluded) {
+        struct error text;
+        const char *newest = coordinator->newest[0] ? coordinator->newest : "none";
+        if (!why) append(coordinator, checkpoint_line(record));
+        if (why) {
+            error_set(&text, STATUS_IO, "checkpoint %s failed: %s (the newest complete one: %s)", record->name,
+                      why->text, newest);
+            warn(coordinator, "checkpoint_failed", record->step, text.text);
+        }
+        if (complaint[0]) warn(coordinator, "checkpoint_left", record->step, complaint);
+        watchers_feed(coordinator);
+    }
+    if (coordinator->conclusion_waits)
+        coordinator_conclude(coordinator);
+    else if (coordinator->decision_waits)
+        workers_decide(coordinator);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    static const int saves = SIGUSR1;
+    struct coordinator *coordinator = handle->data;
+    char name[16];
+    snprintf(name, sizeof name, "SIG%s", sigabbrev_np(number));
+    Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
+    interrupted.signal = name;
+    if (number != saves) coordinator->stops++;
+    interrupted.times = coordinator->stops;
+    struct error error;
+    if (conductor_interrupted(coordinator->conductor, "the coordinator", &interrupted, &error) < 0)
+        coordinator_conclude(coordinator);
+}
+
+void coordinator_conclude_in_order(struct coordinator *coordinator)
+{
+    if (saver_is_busy(coordinator->saver))
+        coordinator->conclusion_waits = true;
+    else
+        coordinator_conclude(coordinator);
+}
+
+static void end_of(struct coordinator *coordinator, struct end_record *end)
+{
+    conductor_end(coordinator->conductor, coordinator_now(), end);
+    end->checkpoint = coordinator->newest[0] ? coordinator->newest : NULL;
+}
+
 void coordinator_conclude(struct coordinator *coordinator)
 {
     if (coordinator->concluded) return;
     coordinator->concluded = true;
     struct end_record end;
+    conductor_settle(coordinator->conductor);
     coordinator_write_records(coordinator);
-    conductor_end(coordinator->conductor, coordinator_now(), &end);
+    end_of(coordinator, &end);
     append(coordinator, end_line(&end));
     struct error error;
-    conductor_end(coordinator->conductor, coordinator_now(), &end); /* with a failure of the log, if any */
+    end_of(coordinator, &end); /* with a failure of the log, if any */
     if (run_result_write(coordinator->directory.job, &end, &error)) conductor_fail(coordinator->conductor, &error);
     watchers_feed(coordinator);
     workers_say_farewell(coordinator);
@@ -137,7 +220,7 @@ static void on_tick(uv_timer_t *timer)
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
     const bool ranks = !workers_all_gone(coordinator) && waited < LINGER_MILLISECONDS;
     const bool watchers = coordinator->watchers && waited < WATCHERS_LINGER_MILLISECONDS;
-    if (!ranks && !watchers) uv_stop(&coordinator->loop);
+    if (!ranks && !watchers && !saver_is_committing(coordinator->saver)) uv_stop(&coordinator->loop);
 }
 
 /* End of file; before it, perhaps, why rank 0 ends early: a struct error. */
@@ -181,6 +264,34 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
                               coordinator->options->ranks + OPERATORS_MAX, error);
     coordinator->connections.drained = watchers_feed;
     return status;
+}
+
+static const int signal_numbers[COORDINATOR_SIGNALS] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+
+/* They ask as those to a rank do; only the end of rank 0's process ends this one. */
+static void watch_signals(struct coordinator *coordinator)
+{
+    for (size_t i = 0; i < COORDINATOR_SIGNALS; i++) {
+        coordinator->signals[i].data = coordinator;
+        uv_signal_init(&coordinator->loop, &coordinator->signals[i]);
+        uv_signal_start(&coordinator->signals[i], on_signal, signal_numbers[i]);
+    }
+}
+
+/* What the conductor and the ranks must know of the checkpoint that was found. */
+static int go_on(struct coordinator *coordinator, struct error *error)
+{
+    const struct manifest *manifest = &coordinator->resume.manifest;
+    Gacc__V1__Restore *restore = &coordinator->restore;
+    gacc__v1__restore__init(restore);
+    restore->directory = coordinator->resume.directory;
+    restore->optimizer_files = calloc(manifest->range_count + 1, sizeof *restore->optimizer_files);
+    if (!restore->optimizer_files) return error_set(error, STATUS_INTERNAL, "out of memory");
+    for (size_t i = 0; i < manifest->range_count; i = manifest_next_file(manifest, i))
+        if (!strncmp(manifest->ranges[i].file, "optimizer-", strlen("optimizer-")))
+            restore->optimizer_files[restore->n_optimizer_files++] = manifest->ranges[i].file;
+    conductor_resume(coordinator->conductor, &manifest->progress, restore);
+    return 0;
 }
 
 static int make_secrets(struct coordinator *coordinator, struct error *error)
@@ -233,8 +344,16 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
         return status;
     say_opening(coordinator);
     if ((status = conductor_open(&coordinator->conductor, options->job, options->ranks, coordinator_now(), error)) ||
+        (coordinator->resume.found && (status = go_on(coordinator, error))) ||
         (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
         return status;
+    struct job_rules rules;
+    const struct saver_events events = {on_saved, coordinator};
+    if ((status = job_rules_from_job(&rules, options->job, options->ranks, error)) ||
+        (status = saver_open(&coordinator->saver, &coordinator->loop, options->job, options->ranks, &rules.retention,
+                             &events, error)))
+        return status;
+    watch_signals(coordinator);
     const struct connection_facts facts = {
         .endpoint = coordinator->listeners.endpoint,
         .token = coordinator->listeners.needs_token ? coordinator->token : NULL,
@@ -286,7 +405,10 @@ static void close_all(struct coordinator *coordinator)
     connections_close(&coordinator->connections);
     leftovers_remove(&coordinator->leftovers, true);
     leftovers_remove_session(&coordinator->leftovers);
+    saver_close(coordinator->saver);
     conductor_close(coordinator->conductor);
+    free(coordinator->restore.optimizer_files);
+    resume_free(&coordinator->resume);
     run_directory_close(&coordinator->directory);
     free(coordinator->workers);
     free(coordinator->line_buffer);
@@ -303,6 +425,55 @@ static void outlive_rank_0(int life, const struct leftovers *leftovers)
     leftovers_remove_session(leftovers);
 }
 
+/* What the run directory holds: a job that is done, nothing, or where to go on. It is ours when this returns 0. */
+static int open_directory(struct coordinator *coordinator, bool *finished, struct error *error)
+{
+    const struct coordinator_options *options = coordinator->options;
+    struct run_directory *directory = &coordinator->directory;
+    const bool fresh = options->resume && !strcmp(options->resume, "never");
+    const char *output = options->job->job->output;
+    enum run_left left;
+    int status = run_directory_lock(directory, options->job, &left, error);
+    *finished = !status && !fresh && left == RUN_DONE;
+    if (status || *finished) return status;
+    if ((status = resume_find(&coordinator->resume, output, options->resume, error)) ||
+        (status = resume_take_job(&coordinator->resume, options->job, options->overrides, error)))
+        return status;
+    if (left == RUN_DONE_OTHER && !fresh && !coordinator->resume.found)
+        return error_set(
+            error, STATUS_JOB,
+            "job.output: %s holds the finished run of another job, and no checkpoint: choose another --output, "
+            "or give --resume never to begin anew there",
+            output);
+    if ((status = resume_tidy(&coordinator->resume, output, error))) return status;
+    return run_directory_begin(directory, error);
+}
+
+/* The checkpoint that the job goes on from, by name where it is one of the run directory's. */
+static void fill_resumption(const struct coordinator *coordinator, struct coordinator_ready *ready)
+{
+    const struct resume *resume = &coordinator->resume;
+    const char *how = coordinator->options->resume;
+    ready->resumes = resume->found;
+    if (resume->found && (!how || !strcmp(how, "auto")))
+        snprintf(ready->checkpoint, sizeof ready->checkpoint, "%s", strrchr(resume->directory, '/') + 1);
+}
+
+static void say_what_was_found(struct coordinator *coordinator)
+{
+    const struct resume *resume = &coordinator->resume;
+    struct error text;
+    for (size_t i = 0; i < resume->move_count; i++) note(coordinator, NOTE_WARNING, STATUS_DONE, resume->moves[i].why);
+    for (size_t i = 0; i < resume->changes.count; i++) {
+        const struct job_change *change = &resume->changes.each[i];
+        if (change->rule != CHANGE_KEPT) continue;
+        error_set(&text, STATUS_JOB, "%s: %.300s stays as in the checkpoint, not %.300s; --set %s=… changes it",
+                  change->key, change->was ? change->was : "nothing", change->now ? change->now : "nothing",
+                  change->key);
+        note(coordinator, NOTE_WARNING, STATUS_DONE, text.text);
+    }
+}
+
 static void coordinator_process(const struct coordinator_options *options, int life, int notes)
 {
     detach(&life, &notes);
@@ -314,13 +485,13 @@ static void coordinator_process(const struct coordinator_options *options, int l
         coordinator->options = options;
         coordinator->leftovers = options->leftovers;
         coordinator->notes = notes;
-        int status =
-            run_directory_open(&coordinator->directory, options->job, options->fresh, &ready.finished, &ready.error);
+        int status = open_directory(coordinator, &ready.finished, &ready.error);
         if (!status && !ready.finished && open_all(coordinator, life, &ready.error)) {
             write_failed_start(options->job, &ready.error);
             leftovers_remove(&coordinator->leftovers, true);
         }
         fill_ready(coordinator, &ready);
+        fill_resumption(coordinator, &ready);
     }
     say_ready(notes, &ready);
     if (ready.error.status) return;
@@ -329,6 +500,7 @@ static void coordinator_process(const struct coordinator_options *options, int l
         outlive_rank_0(life, &coordinator->leftovers);
         return;
     }
+    say_what_was_found(coordinator);
     uv_run(&coordinator->loop, UV_RUN_DEFAULT);
     close_all(coordinator);
 }

@@ -10,18 +10,21 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/checkpoint/store.h"
 #include "daemon/coordinator/leftovers.h"
 #include "daemon/coordinator/listeners.h"
+#include "daemon/job/job.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
 
 #define SECRET_BYTES 32
 
 struct coordinator_options {
-    const Gacc__V1__JobSpec *job;
+    Gacc__V1__JobSpec *job;                /* of the process that is started it becomes the job as it goes on */
+    const struct job_overrides *overrides; /* that made it */
     uint32_t ranks;
     bool one_host;              /* all ranks share this host */
-    bool fresh;                 /* --resume never */
+    const char *resume;         /* --resume, as resume.h takes it */
     bool progress;              /* rank 0 shows a progress line: send it */
     struct leftovers leftovers; /* shared memory and session directory, as rank 0 knows them */
 };
@@ -36,12 +39,15 @@ struct coordinator_ready {
     char addresses[LISTENERS_ADDRESSES_MAX]; /* for workers */
     char socket[108];
     uint8_t secret[SECRET_BYTES];
+    char checkpoint[STORE_NAME_MAX + 1]; /* of the run directory, that the job goes on from; empty: none */
+    bool resumes;                        /* from that, or from the directory that was named */
 };
 
 /* What comes after it. */
 enum note_kind {
     NOTE_PROGRESS, /* the progress line, without a newline */
     NOTE_DONE,     /* its last form: newline after it */
+    NOTE_WARNING,  /* a line for stderr */
     NOTE_FATAL,    /* the job failed while no rank had joined: print, and end with `status` */
 };
 struct coordinator_note {

@@ -4,13 +4,17 @@
 
 #include <uv.h>
 
+#include "daemon/checkpoint/resume.h"
 #include "daemon/coordinator/conductor.h"
 #include "daemon/coordinator/connections.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/coordinator/listeners.h"
 #include "daemon/coordinator/run_directory.h"
+#include "daemon/coordinator/saver.h"
 
 struct watcher;
+
+#define COORDINATOR_SIGNALS 5
 
 struct coordinator {
     const struct coordinator_options *options;
@@ -24,6 +28,12 @@ struct coordinator {
     struct leftovers leftovers;
     struct run_directory directory;
     struct conductor *conductor;
+    struct resume resume;
+    Gacc__V1__Restore restore; /* of resume, for the ranks */
+    struct saver *saver;
+    char newest[STORE_NAME_MAX + 1]; /* complete checkpoint; empty: none */
+    uv_signal_t signals[COORDINATOR_SIGNALS];
+    uint32_t stops; /* signals that asked the coordinator to stop */
     uint8_t secret[SECRET_BYTES];
     char token[2 * SECRET_BYTES + 1], job_id[33];
     double started_unix_seconds;
@@ -34,6 +44,8 @@ struct coordinator {
     struct watcher *watchers;
     char *line_buffer; /* [LINE_BUFFER_BYTES], for watchers */
 
+    bool decision_waits;   /* for the checkpoint under way */
+    bool conclusion_waits; /* as well */
     bool log_failed;
     bool concluded;         /* result.json is written, farewells are out */
     bool rank_0_gone;       /* the end of the process begins */
@@ -53,6 +65,8 @@ static inline double coordinator_now(void)
 /* coordinator.c */
 void coordinator_write_records(struct coordinator *coordinator);
 void coordinator_write_header(struct coordinator *coordinator);
+/* As coordinator_conclude, behind a checkpoint that is under way. */
+void coordinator_conclude_in_order(struct coordinator *coordinator);
 /* Once: the end of the log, result.json, farewells to all that have joined. */
 void coordinator_conclude(struct coordinator *coordinator);
 void coordinator_show_progress(struct coordinator *coordinator);
@@ -61,6 +75,8 @@ void coordinator_show_progress(struct coordinator *coordinator);
 void join_begin(struct rpc_call *call, void *context);
 void join_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void join_gone(struct rpc_call *call, void *context);
+/* All reports are in: the decision, unless it has to wait for a checkpoint. */
+void workers_decide(struct coordinator *coordinator);
 void workers_say_farewell(struct coordinator *coordinator);
 /* Ranks that have been silent for too long, or never came. */
 void workers_check_silence(struct coordinator *coordinator);

@@ -52,6 +52,11 @@ int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, ui
         .clip_norm = job->optimizer->clip_norm,
         .evaluate_every = job->evaluation->every,
     };
+    if (job->checkpoint) {
+        rules->save_every = job->checkpoint->every;
+        rules->save_waits = !job->checkpoint->async;
+        rules->retention = (struct retention){job->checkpoint->keep, job->checkpoint->keep_every};
+    }
     return rules->has_scaler ? scale_rules(&rules->scale, job->precision->loss_scale, error) : 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include "daemon/core/loss_scale.h"
 #include "daemon/core/plan.h"
+#include "daemon/core/retention.h"
 #include "daemon/core/schedule.h"
 #include "daemon/core/verdict.h"
 #include "proto/error.h"
@@ -18,6 +19,9 @@ struct job_rules {
     enum loss_weighting weighting;
     double clip_norm;
     uint64_t evaluate_every;
+    uint64_t save_every;
+    bool save_waits; /* training waits for each checkpoint */
+    struct retention retention;
     uint64_t tokens_per_sequence; /* targets, masked ones included */
     uint64_t total_steps;         /* applied ones; of a job by epochs, attempts */
 };

@@ -98,23 +98,17 @@ static json_t *read_json(const char *path)
     return object;
 }
 
-/* What an earlier start left: nothing, an unfinished run, this job finished, or another job finished. */
-static int judge_result(const Gacc__V1__JobSpec *job, bool *finished, struct error *error)
+static int judge_result(const Gacc__V1__JobSpec *job, enum run_left *left, struct error *error)
 {
     char path[PATH_MAX], digest[65];
     if (path_in(path, job->job->output, "result.json", error)) return -STATUS_IO;
     json_t *result = read_json(path);
     const char *status = json_string_value(json_object_get(result, "status"));
     const char *of = json_string_value(json_object_get(result, "job_digest"));
-    bool done = status && !strcmp(status, "done");
+    const bool is_done = status && !strcmp(status, "done");
     hex(&job->digest, digest);
-    *finished = done && of && !strcmp(of, digest);
+    *left = !is_done ? RUN_UNDONE : of && !strcmp(of, digest) ? RUN_DONE : RUN_DONE_OTHER;
     json_decref(result);
-    if (done && !*finished)
-        return error_set(error, STATUS_JOB,
-                         "job.output: %s holds the finished run of another job: choose another --output, or give "
-                         "--resume never to begin anew there",
-                         job->job->output);
     return 0;
 }
 
@@ -141,30 +135,34 @@ static int open_and_lock_log(struct run_directory *directory, const char *path, 
                      directory->path);
 }
 
-int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec *job, bool fresh, bool *finished,
+int run_directory_lock(struct run_directory *directory, const Gacc__V1__JobSpec *job, enum run_left *left,
                        struct error *error)
 {
     *directory = (struct run_directory){.path = job->job->output, .job = job, .reader = -1, .log = {.fd = -1}};
-    *finished = false;
-    char log[PATH_MAX], result[PATH_MAX];
+    char log[PATH_MAX];
     int status = run_directory_make(directory->path, error);
-    if (status || (status = check_final(directory->path, error)) ||
-        (status = path_in(log, directory->path, "log.jsonl", error)) ||
-        (status = path_in(result, directory->path, "result.json", error)))
-        return status;
-    if ((status = open_and_lock_log(directory, log, error)) ||
-        (!fresh && (status = judge_result(job, finished, error))) || *finished)
-        goto close;
-    if (unlink(result) && errno != ENOENT) {
+    if (!status) status = check_final(directory->path, error);
+    if (!status) status = path_in(log, directory->path, "log.jsonl", error);
+    if (!status) status = open_and_lock_log(directory, log, error);
+    if (!status) status = judge_result(job, left, error);
+    if (status) run_directory_close(directory);
+    return status;
+}
+
+int run_directory_begin(struct run_directory *directory, struct error *error)
+{
+    char log[PATH_MAX], result[PATH_MAX];
+    int status = path_in(log, directory->path, "log.jsonl", error);
+    if (!status) status = path_in(result, directory->path, "result.json", error);
+    if (!status && unlink(result) && errno != ENOENT)
         status = error_set_errno(error, STATUS_IO, errno, "job.output: cannot replace %s", result);
-        goto close;
+    if (!status) status = step_log_open(&directory->log, log, error);
+    if (status) {
+        run_directory_close(directory);
+        return status;
     }
-    if ((status = step_log_open(&directory->log, log, error))) goto close;
     directory->start = lseek(directory->reader, 0, SEEK_END);
     return 0;
-close:
-    run_directory_close(directory);
-    return status;
 }
 
 void run_directory_close(struct run_directory *directory)
@@ -251,10 +249,14 @@ void run_result_last_counters(const Gacc__V1__JobSpec *job, struct step_counters
                     {"empty_steps", &counters->empty_steps},
                     {"scheduler_steps", &counters->scheduler_steps},
                     {"tokens_seen", &counters->tokens_seen}};
-        if (type && !strcmp(type, "header")) *counters = (struct step_counters){0};
-        if (type && !strcmp(type, "step"))
+        const json_t *holder = record;
+        if (type && !strcmp(type, "header")) {
+            *counters = (struct step_counters){0};
+            holder = json_object_get(record, "resumed");
+        }
+        if (type && (!strcmp(type, "step") || !strcmp(type, "header")))
             for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-                *keys[i].counter = (uint64_t)json_integer_value(json_object_get(record, keys[i].key));
+                *keys[i].counter = (uint64_t)json_integer_value(json_object_get(holder, keys[i].key));
         json_decref(record);
     }
 }

@@ -26,10 +26,17 @@ int run_directory_make(const char *path, struct error *error);
 /* The file becomes `text` at once or not at all; path is shorter than PATH_MAX. */
 int run_file_write(const char *path, const char *text, size_t length, mode_t mode, struct error *error);
 
-/* Makes and locks the directory, opens the log. *finished: an earlier start of the same job is done and nothing was
- * touched. With `fresh` (--resume never) what lies there does not matter. */
-int run_directory_open(struct run_directory *directory, const Gacc__V1__JobSpec *job, bool fresh, bool *finished,
+/* What an earlier start left. */
+enum run_left {
+    RUN_UNDONE,     /* nothing, or an unfinished run */
+    RUN_DONE,       /* this job, finished */
+    RUN_DONE_OTHER, /* another one */
+};
+/* Makes and locks the directory, and looks what is there; run_directory_begin replaces the result and opens the log.
+ * After a failure of either the directory is closed. */
+int run_directory_lock(struct run_directory *directory, const Gacc__V1__JobSpec *job, enum run_left *left,
                        struct error *error);
+int run_directory_begin(struct run_directory *directory, struct error *error);
 void run_directory_close(struct run_directory *directory);
 
 int run_directory_write_job(const struct run_directory *directory, uint32_t ranks, struct error *error);

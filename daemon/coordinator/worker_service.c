@@ -68,6 +68,19 @@ static void send_decision(struct coordinator *coordinator)
     message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
     message.decision = (Gacc__V1__Decision *)decision;
     send_to(coordinator, &message, NULL);
+    if (!decision->save) return;
+    const char *name;
+    const struct progress *progress = conductor_progress(coordinator->conductor, &name);
+    struct header_record facts;
+    conductor_header(coordinator->conductor, &facts);
+    saver_begin(coordinator->saver, name, progress, facts.parameters);
+}
+
+void workers_decide(struct coordinator *coordinator)
+{
+    coordinator->decision_waits =
+        saver_is_busy(coordinator->saver) && conductor_awaits_checkpoint(coordinator->conductor);
+    if (!coordinator->decision_waits && !coordinator->concluded) send_decision(coordinator);
 }
 
 static void send_farewell(struct coordinator *coordinator, uint32_t rank)
@@ -124,6 +137,7 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
     struct conductor *conductor = coordinator->conductor;
     const double now = coordinator_now();
     struct error error;
+    char who[32];
     int taken = 0;
     switch (message->body_case) {
     case GACC__V1__WORKER_MESSAGE__BODY_STATE:
@@ -131,7 +145,7 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_REPORT:
         taken = conductor_report(conductor, rank, message->report, now, &error);
-        if (taken == 1) send_decision(coordinator);
+        if (taken == 1) workers_decide(coordinator);
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_STEP_DONE:
         taken = conductor_step_done(conductor, rank, message->step_done, now, &error);
@@ -141,11 +155,15 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
         }
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED:
-        taken = conductor_interrupted(conductor, rank, message->interrupted, &error);
+        snprintf(who, sizeof who, "rank %u", rank);
+        taken = conductor_interrupted(conductor, who, message->interrupted, &error);
+        break;
+    case GACC__V1__WORKER_MESSAGE__BODY_SAVED:
+        if (saver_take(coordinator->saver, rank, message->saved, &error)) workers_lose(coordinator, rank, error.text);
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_FINISHED:
         taken = conductor_finished(conductor, rank, message->finished, now, &error);
-        if (taken == 1) coordinator_conclude(coordinator);
+        if (taken == 1) coordinator_conclude_in_order(coordinator);
         break;
     default:
         workers_lose(coordinator, rank, "sent a message that has no meaning here");
@@ -182,6 +200,11 @@ void join_gone(struct rpc_call *call, void *context)
 
 void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why)
 {
+    /* Its part of the checkpoint with which the job stops is on disk: what is left to do needs no rank. */
+    if (saver_is_committing(coordinator->saver) && conductor_is_stopping(coordinator->conductor)) {
+        coordinator->conclusion_waits = true;
+        return;
+    }
     if (!coordinator->concluded && conductor_lost(coordinator->conductor, rank, why)) coordinator_conclude(coordinator);
 }
 

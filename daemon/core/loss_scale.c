@@ -70,6 +70,16 @@ void loss_scale_init(struct loss_scale *state, const struct loss_scale_rules *ru
     *state = (struct loss_scale){.scale = rules->initial, .hysteresis_tracker = rules->hysteresis};
 }
 
+void loss_scale_restore(struct loss_scale *state, const struct loss_scale_rules *rules, const struct loss_scale *kept)
+{
+    *state = *kept;
+    state->stop = false;
+    if (rules->is_static) state->scale = rules->initial;
+    if (state->scale < rules->minimum) state->scale = rules->minimum;
+    if (rules->maximum != 0 && state->scale > rules->maximum) state->scale = rules->maximum;
+    if (state->hysteresis_tracker > rules->hysteresis) state->hysteresis_tracker = rules->hysteresis;
+}
+
 static float backed_off(float scale, const struct loss_scale_rules *rules)
 {
     float lower = (float)((double)scale * rules->backoff);

@@ -43,6 +43,8 @@ void loss_scale_rules_default(struct loss_scale_rules *rules, enum loss_scale_pr
  * precision.loss_scale). */
 const char *loss_scale_rules_check(const struct loss_scale_rules *rules);
 void loss_scale_init(struct loss_scale *state, const struct loss_scale_rules *rules);
+/* A state that was kept, under rules that may have changed since: trackers they would not reach are cut. */
+void loss_scale_restore(struct loss_scale *state, const struct loss_scale_rules *rules, const struct loss_scale *kept);
 /* After a step with a verdict APPLY (finite) or SKIP (not finite). EMPTY steps do not come here. */
 void loss_scale_update(struct loss_scale *state, const struct loss_scale_rules *rules, bool finite);
 /* The next overflow cannot lower the scale: it is static, at its minimum, or where 1/S would leave fp32. */

@@ -1,5 +1,7 @@
 #include "daemon/core/warnings.h"
 
+#include <assert.h>
+
 static const struct {
     const char *name, *text;
 } table[WARNINGS] = {
@@ -36,6 +38,28 @@ static void push(struct warnings_ring *ring, uint8_t facts)
     ring->facts[ring->next] = facts;
     ring->next = (ring->next + 1) % WARNINGS_WINDOW;
     count(ring, facts, 1);
+}
+
+static const char digits[] = "0123456789abcdef";
+static_assert(1u << WARNINGS_FACTS <= sizeof digits - 1, "a digit holds all facts");
+
+void warnings_ring_write(const struct warnings_ring *ring, char text[WARNINGS_WINDOW + 1])
+{
+    const uint32_t oldest = ring->next + WARNINGS_WINDOW - ring->count;
+    for (uint32_t i = 0; i < ring->count; i++) text[i] = digits[ring->facts[(oldest + i) % WARNINGS_WINDOW]];
+    text[ring->count] = '\0';
+}
+
+bool warnings_ring_read(struct warnings_ring *ring, const char *text)
+{
+    *ring = (struct warnings_ring){0};
+    for (; *text; text++) {
+        uint8_t facts = 0;
+        while (digits[facts] && digits[facts] != *text) facts++;
+        if (!digits[facts] || ring->count == WARNINGS_WINDOW) return false;
+        push(ring, facts);
+    }
+    return true;
 }
 
 uint32_t warnings_update(struct warnings *warnings, const struct warnings_step *step)

@@ -46,6 +46,10 @@ struct warnings {
 /* The warnings to give after this step, as bits 1 << enum warning. */
 uint32_t warnings_update(struct warnings *warnings, const struct warnings_step *step);
 
+/* A ring as text, one hexadecimal digit of facts per attempt, the oldest first; and back, false for any other text. */
+void warnings_ring_write(const struct warnings_ring *ring, char text[WARNINGS_WINDOW + 1]);
+bool warnings_ring_read(struct warnings_ring *ring, const char *text);
+
 /* The name for programs and the sentence for people. */
 const char *warning_name(enum warning warning);
 const char *warning_text(enum warning warning);

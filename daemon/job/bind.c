@@ -214,6 +214,7 @@ static int new_job(struct loading *loading)
     NEW(job->optimizer, optimizer_section);
     NEW(job->schedule, schedule_section);
     NEW(job->evaluation, evaluation_section);
+    NEW(job->checkpoint, checkpoint_section);
     NEW(job->control, control_section);
 #undef NEW
     return 0;

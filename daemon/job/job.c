@@ -111,13 +111,14 @@ static int read_tree(struct loading *loading, const char *text, size_t length)
 }
 
 /* As job.proto says: without what may differ between two runs of one job. */
-static int set_digest(Gacc__V1__JobSpec *job, struct error *error)
+int job_set_digest(Gacc__V1__JobSpec *job, struct error *error)
 {
     Gacc__V1__JobSection section = *job->job;
     section.output = (char *)protobuf_c_empty_string;
     Gacc__V1__JobSpec bare = *job;
     bare.job = &section;
     bare.control = NULL;
+    bare.checkpoint = NULL;
     bare.verify = GACC__V1__VERIFY__VERIFY_OFF;
     bare.digest = (ProtobufCBinaryData){0};
     size_t size = gacc__v1__job_spec__get_packed_size(&bare);
@@ -130,6 +131,7 @@ static int set_digest(Gacc__V1__JobSpec *job, struct error *error)
     gacc__v1__job_spec__pack(&bare, packed);
     SHA256(packed, size, digest);
     free(packed);
+    free(job->digest.data);
     job->digest = (ProtobufCBinaryData){.len = SHA256_DIGEST_LENGTH, .data = digest};
     return 0;
 }
@@ -158,7 +160,7 @@ int job_parse(Gacc__V1__JobSpec **out, const char *text, size_t length, const ch
     if (!status) status = job_override(&loading);
     if (!status) status = job_bind(&loading);
     if (!status) status = job_finish(&loading);
-    if (!status) status = set_digest(loading.job, error);
+    if (!status) status = job_set_digest(loading.job, error);
     if (status && loading.job) gacc__v1__job_spec__free_unpacked(loading.job, NULL);
     *out = status ? NULL : loading.job;
     clean_up(&loading);

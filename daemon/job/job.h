@@ -32,6 +32,9 @@ int job_load(Gacc__V1__JobSpec **out, const char *path, const struct job_overrid
 int job_parse(Gacc__V1__JobSpec **out, const char *text, size_t length, const char *name,
               const struct job_overrides *overrides, FILE *notices, struct error *error);
 
+/* The digest of what the job says now, in place of the one it has. 70: out of memory. */
+int job_set_digest(Gacc__V1__JobSpec *job, struct error *error);
+
 /* Targets of a full step: B·context, or B where a sequence is a row. */
 uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job);
 /* The section as the state machine takes it. */

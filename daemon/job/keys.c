@@ -89,6 +89,7 @@ static const struct choice verify_rules[] = {
 #define GROUP(field) IN_GROUP, offsetof(Gacc__V1__ParameterGroup, field)
 #define OF_SCHEDULE(field) IN_SCHEDULE, offsetof(Gacc__V1__ScheduleSection, field)
 #define EVALUATION(field) IN_EVALUATION, offsetof(Gacc__V1__EvaluationSection, field)
+#define CHECKPOINT(field) IN_CHECKPOINT, offsetof(Gacc__V1__CheckpointSection, field)
 #define CONTROL(field) IN_CONTROL, offsetof(Gacc__V1__ControlSection, field)
 
 const struct key keys[] = {
@@ -281,6 +282,17 @@ const struct key keys[] = {
     {"evaluation.sequences", KEY_U64, EVALUATION(sequences), .fallback = "0", .most = EXACT_MOST, .unit = "sequences",
      .help = "From the beginning of the validation data; 0: all."},
 
+    {"checkpoint", KEY_SECTION, NOWHERE,
+     .help = "The whole state in OUTPUT/checkpoints, from which the same command goes on."},
+    {"checkpoint.every", KEY_U64, CHECKPOINT(every), .fallback = "1000", .most = EXACT_MOST,
+     .unit = "applied optimizer steps", .help = "0: only when a signal asks for one."},
+    {"checkpoint.keep", KEY_U32, CHECKPOINT(keep), .fallback = "3", .most = COUNT_MOST,
+     .help = "So many of the newest stay; 0: all."},
+    {"checkpoint.keep_every", KEY_U64, CHECKPOINT(keep_every), .fallback = "0", .most = EXACT_MOST,
+     .unit = "applied optimizer steps", .help = "Those at multiples of it stay, too; 0: none."},
+    {"checkpoint.async", KEY_BOOL, CHECKPOINT(async), .fallback = "true",
+     .help = "Training goes on while a copy of the state is written; false: it waits."},
+
     {"control", KEY_SECTION, NOWHERE, .help = "Where operators and workers find the coordinator."},
     {"control.listen", KEY_ENDPOINT, CONTROL(listen), .fallback = "unix:auto",
      .help = "unix:auto, unix:PATH or tcp://HOST:PORT."},
@@ -303,8 +315,6 @@ const struct absent absent_keys[] = {
     {"batch.ramp", NULL, not_yet},
     {"batch.ramp.", NULL, not_yet},
     {"recompute", NULL, not_yet},
-    {"checkpoint", NULL, not_yet},
-    {"checkpoint.", NULL, not_yet},
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
     {"control.tls", NULL, not_yet},
@@ -354,6 +364,8 @@ void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__
         return job->schedule;
     case IN_EVALUATION:
         return job->evaluation;
+    case IN_CHECKPOINT:
+        return job->checkpoint;
     case IN_CONTROL:
         return job->control;
     case IN_ASIDE:

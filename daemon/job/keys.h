@@ -45,6 +45,7 @@ enum section {
     IN_GROUP, /* one of optimizer.groups */
     IN_SCHEDULE,
     IN_EVALUATION,
+    IN_CHECKPOINT,
     IN_CONTROL,
     IN_ASIDE, /* struct key_aside: worked into other numbers when the job is read */
 };

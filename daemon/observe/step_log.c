@@ -52,6 +52,25 @@ static void accumulate(struct json_writer *json, const uint32_t *counts, uint32_
     json_write_array_end(json);
 }
 
+static void resumption(struct json_writer *json, const struct header_record *header)
+{
+    json_write_object(json, "resumed");
+    counters(json, header->resumed);
+    json_write_unsigned(json, "tokens_seen", header->resumed->tokens_seen);
+    json_write_object_end(json);
+    json_write_array(json, "changes");
+    for (size_t i = 0; i < header->change_count; i++) {
+        const struct header_change *change = &header->changes[i];
+        json_write_object(json, NULL);
+        json_write_string(json, "key", change->key);
+        json_write_string(json, "was", change->was);
+        json_write_string(json, "now", change->kept ? change->was : change->now);
+        if (change->kept) json_write_string(json, "not", change->now);
+        json_write_object_end(json);
+    }
+    json_write_array_end(json);
+}
+
 static void header_members(struct json_writer *json, const void *record)
 {
     const struct header_record *header = record;
@@ -72,6 +91,7 @@ static void header_members(struct json_writer *json, const void *record)
     for (size_t i = 0; i < header->version_count; i++) json_write_string(json, NULL, header->versions[i]);
     json_write_array_end(json);
     json_write_string(json, "resumed_from", header->resumed_from);
+    if (header->resumed_from) resumption(json, header);
 }
 
 static void blame(struct json_writer *json, const Gacc__V1__Blame *found, uint32_t rank)
@@ -169,6 +189,21 @@ static void eval_members(struct json_writer *json, const void *record)
     json_write_double(json, "seconds", eval->seconds);
 }
 
+static void checkpoint_members(struct json_writer *json, const void *record)
+{
+    const struct checkpoint_record *checkpoint = record;
+    json_write_string(json, "type", "checkpoint");
+    json_write_unsigned(json, "step", checkpoint->step);
+    json_write_unsigned(json, "optimizer_steps", checkpoint->optimizer_steps);
+    json_write_string(json, "name", checkpoint->name);
+    json_write_unsigned(json, "bytes", checkpoint->bytes);
+    json_write_object(json, "seconds");
+    json_write_double(json, "copy", checkpoint->seconds.copy);
+    json_write_double(json, "write", checkpoint->seconds.write);
+    json_write_double(json, "commit", checkpoint->seconds.commit);
+    json_write_object_end(json);
+}
+
 static void event_members(struct json_writer *json, const void *record)
 {
     const struct event_record *event = record;
@@ -193,6 +228,7 @@ static void result_members(struct json_writer *json, const void *record)
     present(json, "loss", end->has_loss, end->loss);
     present(json, "validation_loss", end->has_validation, end->validation_loss);
     json_write_double(json, "seconds", end->seconds);
+    json_write_string(json, "checkpoint", end->checkpoint);
 }
 
 static void end_members(struct json_writer *json, const void *record)
@@ -222,6 +258,7 @@ static char *object(void (*members)(struct json_writer *, const void *), const v
 TEXT_OF(header_line, header_record, header_members)
 TEXT_OF(step_line, step_record, step_members)
 TEXT_OF(eval_line, eval_record, eval_members)
+TEXT_OF(checkpoint_line, checkpoint_record, checkpoint_members)
 TEXT_OF(event_line, event_record, event_members)
 TEXT_OF(end_line, end_record, end_members)
 TEXT_OF(result_text, end_record, result_members)

@@ -35,7 +35,15 @@ struct header_record {
     const char *device;
     char *const *versions; /* "name version" */
     size_t version_count;
-    const char *resumed_from; /* NULL: a fresh start */
+    const char *resumed_from;            /* the checkpoint's directory; NULL: a fresh start */
+    const struct step_counters *resumed; /* its counters; NULL as well */
+    const struct header_change *changes; /* of the job, against that of the checkpoint */
+    size_t change_count;
+};
+
+struct header_change {
+    const char *key, *was, *now; /* as the job file has them; NULL: not there */
+    bool kept;                   /* what was there holds: --set did not say otherwise */
 };
 
 /* Per attempt. Pointers are borrowed. */
@@ -71,6 +79,16 @@ struct eval_record {
     double seconds;
 };
 
+/* A checkpoint that is complete. */
+struct checkpoint_record {
+    uint64_t step, optimizer_steps;
+    const char *name; /* of its directory */
+    uint64_t bytes;   /* in all files but the manifest */
+    struct {
+        double copy, write, commit; /* in which training stood still, of the slowest rank; then beside it */
+    } seconds;
+};
+
 struct event_record {
     uint64_t step;
     const char *event; /* a name for programs: skip_rate, scale_at_minimum, … */
@@ -87,13 +105,15 @@ struct end_record {
     double loss; /* of the last step that had one */
     bool has_validation;
     double validation_loss;
-    double seconds; /* from the start of the coordinator */
+    double seconds;         /* from the start of the coordinator */
+    const char *checkpoint; /* the newest that is complete; NULL: none */
 };
 
 /* One line without its newline; free() it. NULL when memory is short. */
 char *header_line(const struct header_record *record);
 char *step_line(const struct step_record *record);
 char *eval_line(const struct eval_record *record);
+char *checkpoint_line(const struct checkpoint_record *record);
 char *event_line(const struct event_record *record);
 char *end_line(const struct end_record *record);
 /* The same facts as end_line, as the contents of result.json. */

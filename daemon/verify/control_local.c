@@ -297,6 +297,13 @@ static void no_state(struct control *control, uint64_t step, Gacc__V1__State sta
     (void)control, (void)step, (void)state, (void)micro_batch;
 }
 
+/* A trial's job has no checkpoints. */
+static int no_checkpoint(struct control *control, const Gacc__V1__Saved *saved, struct error *error)
+{
+    (void)control, (void)saved;
+    return error_set(error, STATUS_INTERNAL, "a checkpoint in a trial");
+}
+
 /* There is no job to take leave of: a session's part ends with control_local_agree. */
 static int take_leave(struct control *control, const Gacc__V1__Finished *finished, Gacc__V1__Farewell **farewell,
                       struct error *error)
@@ -317,6 +324,7 @@ int control_local_open(struct control_local *local, const struct trial_spec *spe
                     .report = send_report,
                     .step_done = end_step,
                     .state = no_state,
+                    .saved = no_checkpoint,
                     .finished = take_leave},
         .comm = comm,
         .job = job,

@@ -324,6 +324,7 @@ static Gacc__V1__JobSpec *endless(const Gacc__V1__JobSpec *job)
     variant->job->steps = INT64_MAX;
     variant->job->tokens = variant->job->epochs = 0;
     variant->evaluation->every = 0;
+    if (variant->checkpoint) variant->checkpoint->every = 0;
     return variant;
 }
 

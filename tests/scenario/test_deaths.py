@@ -90,23 +90,6 @@ class Deaths(harness.Scenario):
         self.check_one_line(done, "coordinator is gone")
         self.check_result("coordinator is gone")
 
-    def test_signals_do_not_end_the_coordinator(self):
-        job = self.start(self.job).until_step(3)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(job.connection()["pid"], number)
-        before = len(job.log("step"))
-        job.until_step(before + 20)
-        self.kill(job.ranks()[1], job)
-
-    def test_terminating_mpirun(self):
-        job = self.start(self.job).until_step(3)
-        os.kill(job.process.pid, signal.SIGTERM)
-        done = job.wait(10)
-        self.assertEqual(done.status, 1)  # mpirun's own, whatever the ranks do
-        harness.until_empty(self.processes, 5)
-        self.check_one_line(done, "interrupted by SIGTERM at step ")
-        self.check_result("interrupted by SIGTERM at step ")
-
     def test_a_rank_that_falls_silent(self):
         job = self.start(self.job, arguments=["--set", "control.timeout=1"]).until_step(3)
         os.kill(job.ranks()[1], signal.SIGSTOP)

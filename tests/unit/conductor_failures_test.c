@@ -62,31 +62,44 @@ static void a_rank_with_other_parameters_is_named_before_anything_is_made_of_the
     }
 }
 
-static void a_rank_that_is_interrupted_ends_the_job_at_once(void **unused)
+/* Before the first step there is nothing to save; a launcher that is gone ends its ranks; nobody asks twice. */
+static void an_interruption_that_leaves_no_time_ends_the_job_at_once(void **unused)
 {
     (void)unused;
-    static const char *const reasons[] = {"rank 1: interrupted by SIGTERM before the first step",
-                                          "rank 1: interrupted by SIGTERM at step 2"};
-    for (int steps = 0; steps < 2; steps++) {
+    static const struct {
+        bool has_begun;
+        const char *signal;
+        uint32_t times;
+        enum status status;
+        const char *reason;
+    } cases[] = {
+        {false, "SIGTERM", 1, STATUS_AGAIN, "rank 1: interrupted by SIGTERM before the first step"},
+        {false, "its launcher's end", 0, STATUS_INTERNAL,
+         "rank 1: interrupted by its launcher's end before the first step"},
+        {true, "SIGTERM", 2, STATUS_INTERNAL, "rank 1: interrupted by SIGTERM, a second time, at step 2"},
+        {true, "its launcher's end", 0, STATUS_INTERNAL, "rank 1: interrupted by its launcher's end at step 2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct world w;
         make(&w, 3, GACC__V1__COMPUTE__COMPUTE_FP32);
         struct error error = {0};
-        if (steps) {
+        if (cases[i].has_begun) {
             start(&w);
             step(&w, NULL);
         } else {
             open_conductor(&w);
         }
         Gacc__V1__Interrupted interrupted = GACC__V1__INTERRUPTED__INIT;
-        interrupted.signal = (char *)"SIGTERM";
-        assert_int_equal(conductor_interrupted(w.conductor, 1, &interrupted, &error), -STATUS_INTERNAL);
-        assert_string_equal(error.text, reasons[steps]);
+        interrupted.signal = (char *)cases[i].signal;
+        interrupted.times = cases[i].times;
+        assert_int_equal(conductor_interrupted(w.conductor, "rank 1", &interrupted, &error), -(int)cases[i].status);
+        assert_string_equal(error.text, cases[i].reason);
         interrupted.signal = (char *)"SIGINT"; /* mpirun signals all */
-        assert_int_equal(conductor_interrupted(w.conductor, 2, &interrupted, &error), 0);
+        assert_int_equal(conductor_interrupted(w.conductor, "rank 2", &interrupted, &error), 0);
         struct end_record end;
         conductor_end(w.conductor, w.now, &end);
-        assert_string_equal(end.reason, reasons[steps]);
-        assert_int_equal(end.exit, STATUS_INTERNAL);
+        assert_string_equal(end.reason, cases[i].reason);
+        assert_int_equal(end.exit, cases[i].status);
         conductor_close(w.conductor);
     }
 }
@@ -429,7 +442,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_local_error_fails_the_step_on_all_ranks),
         cmocka_unit_test(a_rank_with_other_parameters_is_named_before_anything_is_made_of_the_step),
-        cmocka_unit_test(a_rank_that_is_interrupted_ends_the_job_at_once),
+        cmocka_unit_test(an_interruption_that_leaves_no_time_ends_the_job_at_once),
         cmocka_unit_test(what_rank_0_said_itself_no_other_rank_repeats),
         cmocka_unit_test(of_several_failing_ranks_the_lowest_is_told),
         cmocka_unit_test(a_failure_before_the_first_step_ends_the_job_without_a_record),

@@ -10,6 +10,8 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "daemon/coordinator/conductor.h"
 
@@ -25,6 +27,7 @@ struct world {
     Gacc__V1__OptimizerSection optimizer;
     Gacc__V1__ScheduleSection schedule;
     Gacc__V1__EvaluationSection evaluation;
+    Gacc__V1__CheckpointSection checkpoint;
     uint8_t digest[4];
 
     uint32_t ranks;
@@ -48,7 +51,9 @@ struct world {
     bool over;
     Gacc__V1__Verdict verdict;
     double coefficient;
-    bool evaluate;
+    bool evaluate, stops;
+    char saves[64];   /* the name of the checkpoint that the last decision asked for; empty: none */
+    uint64_t resumed; /* step that the world goes on from */
     struct record records[8];
     size_t record_count;
 };
@@ -63,6 +68,7 @@ static inline void make(struct world *w, uint32_t ranks, Gacc__V1__Compute compu
                         .optimizer = GACC__V1__OPTIMIZER_SECTION__INIT,
                         .schedule = GACC__V1__SCHEDULE_SECTION__INIT,
                         .evaluation = GACC__V1__EVALUATION_SECTION__INIT,
+                        .checkpoint = GACC__V1__CHECKPOINT_SECTION__INIT,
                         .digest = {1, 2, 3, 4},
                         .ranks = ranks,
                         .sequences = 1000,
@@ -76,6 +82,7 @@ static inline void make(struct world *w, uint32_t ranks, Gacc__V1__Compute compu
     w->job.optimizer = &w->optimizer;
     w->job.schedule = &w->schedule;
     w->job.evaluation = &w->evaluation;
+    w->job.checkpoint = &w->checkpoint;
     w->job.digest = (ProtobufCBinaryData){sizeof w->digest, w->digest};
     w->section.name = (char *)"test";
     w->section.output = (char *)"runs/test";
@@ -85,6 +92,7 @@ static inline void make(struct world *w, uint32_t ranks, Gacc__V1__Compute compu
     w->precision.compute = compute;
     w->precision.nonfinite_stop_after = 3;
     w->optimizer.lr = 1;
+    w->checkpoint.async = true;
     if (compute != GACC__V1__COMPUTE__COMPUTE_FP16) return;
     w->precision.loss_scale = &w->scale;
     w->scale.initial = 8;
@@ -158,7 +166,7 @@ static inline void weigh(struct world *w, uint32_t rank, bool next, double *weig
 static inline Gacc__V1__Report report_of(struct world *w, uint32_t rank)
 {
     Gacc__V1__Report report = GACC__V1__REPORT__INIT;
-    report.step = w->plan.step;
+    report.step = w->plan.step ? w->plan.step : w->resumed;
     report.finite = true;
     weigh(w, rank, false, &report.weight, &report.micro_batches);
     weigh(w, rank, true, &report.next_weight, &report.next_micro_batches);
@@ -176,11 +184,13 @@ static inline void decide(struct world *w)
     w->now += 0.5;
     const Gacc__V1__Decision *decision = conductor_decide(w->conductor, w->now);
     assert_non_null(decision);
-    assert_int_equal(decision->step, w->plan.step);
+    assert_int_equal(decision->step, w->plan.step ? w->plan.step : w->resumed);
     w->verdict = decision->verdict;
     w->coefficient = decision->clip_coefficient;
     w->evaluate = decision->evaluate;
     w->over = !decision->next;
+    w->stops = decision->stop;
+    snprintf(w->saves, sizeof w->saves, "%s", decision->save ? strrchr(decision->save->directory, '/') + 1 : "");
     assert_int_equal(decision->verdict == GACC__V1__VERDICT__VERDICT_FAIL, decision->failure != NULL);
     if (decision->failure) assert_true(w->over);
     if (w->over) {
@@ -203,23 +213,29 @@ static inline void take(int result, int wanted, const struct error *error)
     if (result != wanted) fail_msg("%d, not %d: %s", result, wanted, error->text);
 }
 
-static inline void start(struct world *w)
+/* From the hello on; the conductor is open. */
+static inline void begin(struct world *w)
 {
     struct error error = {0};
-    open_conductor(w);
     for (uint32_t r = 0; r < w->ranks; r++) {
         Gacc__V1__Hello hello = hello_of(w, r);
         take(conductor_hello(w->conductor, r, &hello, w->now, &error), r + 1 == w->ranks, &error);
     }
     const Gacc__V1__Welcome *welcome = conductor_welcome(w->conductor, w->now);
     assert_non_null(welcome);
-    assert_int_equal(welcome->plan->step, 1);
+    assert_int_equal(welcome->plan->step, w->resumed + 1);
     take_plan(w, welcome->plan);
     for (uint32_t r = 0; r < w->ranks; r++) {
         Gacc__V1__Report report = report_of(w, r);
         take(conductor_report(w->conductor, r, &report, w->now, &error), r + 1 == w->ranks, &error);
     }
     decide(w);
+}
+
+static inline void start(struct world *w)
+{
+    open_conductor(w);
+    begin(w);
 }
 
 /* What one rank's report, or step_done, says otherwise. */

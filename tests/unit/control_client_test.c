@@ -436,7 +436,7 @@ static void *interrupt(void *context)
 {
     pause_ms(50);
     struct line *line = context;
-    assert_true(control_client_interrupt(line->control, "SIGTERM", NULL));
+    assert_true(control_client_interrupt(line->control, "SIGTERM", 2, NULL));
     return NULL;
 }
 
@@ -453,7 +453,7 @@ static void test_an_interruption_is_told_beside_a_caller_that_waits(void **state
     assert_string_equal(line.heard.text, "SIGTERM");
     assert_int_equal(line.heard.farewells, 1);
     assert_int_equal(line.heard.losses, 0);
-    assert_false(control_client_interrupt(line.control, "SIGTERM", NULL)); /* nobody to tell any more */
+    assert_false(control_client_interrupt(line.control, "SIGTERM", 2, NULL)); /* nobody to tell any more */
     line_close(&line);
 }
 
@@ -463,7 +463,7 @@ static void test_an_interruption_before_hello_is_a_hello_that_fails(void **state
     struct line line;
     assert_int_equal(line_open(&line, FAREWELL_TO_HELLO, listen_unix, 5), 0);
     Gacc__V1__Hello hello = GACC__V1__HELLO__INIT;
-    assert_true(control_client_interrupt(line.control, "SIGTERM", &hello));
+    assert_true(control_client_interrupt(line.control, "SIGTERM", 1, &hello));
     for (int i = 0; i < 500 && line.heard.farewells == 0; i++) pause_ms(10);
     assert_int_equal(line.heard.farewells, 1);
     assert_int_equal(line.heard.losses, 0);

@@ -41,7 +41,7 @@ static int read_all_in(enum dtype type, const Gacc__V1__ModelSection *spec, uint
     struct model_initial *initial = NULL;
     assert_int_equal(model_open(&model, spec, type, error), 0);
     assert_true(model->table.parameters <= room);
-    int rc = model_initial_open(&initial, model, seed, error);
+    int rc = model_initial_open(&initial, model, seed, NULL, error);
     if (rc == 0) rc = model_initial_read(initial, 0, model->table.parameters, values, error);
     model_initial_close(initial);
     model_close(model);
@@ -68,7 +68,7 @@ static void values_do_not_depend_on_how_the_range_is_cut(void **state)
     struct model_initial *initial;
     assert_int_equal(read_all(&spec, 7, whole, N, NULL), 0);
     assert_int_equal(model_open(&model, &spec, DTYPE_FP32, NULL), 0);
-    assert_int_equal(model_initial_open(&initial, model, 7, NULL), 0);
+    assert_int_equal(model_initial_open(&initial, model, 7, NULL, NULL), 0);
     for (uint64_t step = 1; step < 300; step += 37)
         for (uint64_t begin = 0; begin < model->table.parameters; begin += step) {
             uint64_t end = begin + step < model->table.parameters ? begin + step : model->table.parameters;

@@ -200,6 +200,26 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
         "\"accumulate\":[4,3],\"ranks\":2,\"tokens_per_step\":896,\"total_steps\":100,\"train_sequences\":1000,"
         "\"validation_sequences\":10,\"parameters\":12345,\"device\":\"cpu\",\"versions\":[\"openblas 0.3.21\"],"
         "\"resumed_from\":null}");
+    const struct step_counters from = {
+        .step = 7, .optimizer_steps = 5, .skipped_steps = 2, .scheduler_steps = 5, .tokens_seen = 70};
+    const struct header_change changes[] = {{"batch.micro", "2", "1", false}, {"optimizer.lr", "1", "2", true}};
+    header.resumed_from = "run/checkpoints/step-00000005";
+    header.resumed = &from;
+    header.changes = changes;
+    header.change_count = 2;
+    char *resumed = header_line(&header);
+    assert_string_equal(
+        strstr(resumed, "\"resumed_from\""),
+        "\"resumed_from\":\"run/checkpoints/step-00000005\",\"resumed\":{\"step\":7,\"optimizer_steps\":5,"
+        "\"skipped_steps\":2,\"empty_steps\":0,\"scheduler_steps\":5,\"tokens_seen\":70},\"changes\":["
+        "{\"key\":\"batch.micro\",\"was\":\"2\",\"now\":\"1\"},"
+        "{\"key\":\"optimizer.lr\",\"was\":\"1\",\"now\":\"1\",\"not\":\"2\"}]}");
+    free(resumed);
+    const struct checkpoint_record checkpoint = {
+        .step = 7, .optimizer_steps = 5, .name = "step-00000005", .bytes = 99, .seconds = {0.5, 1.5, 0.25}};
+    expect_line(checkpoint_line(&checkpoint),
+                "{\"type\":\"checkpoint\",\"step\":7,\"optimizer_steps\":5,\"name\":\"step-00000005\",\"bytes\":99,"
+                "\"seconds\":{\"copy\":0.5,\"write\":1.5,\"commit\":0.25}}");
     struct eval_record eval = {
         .step = 12, .optimizer_steps = 11, .loss = 1.5, .weight = 10, .sequences = 10, .seconds = 0.25};
     expect_line(eval_line(&eval), "{\"type\":\"eval\",\"step\":12,\"optimizer_steps\":11,\"loss\":1.5,\"weight\":10.0,"
@@ -216,7 +236,7 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
 #define RESULT                                                                                                        \
     "\"status\":\"failed\",\"exit\":76,\"reason\":\"step 3: not finite\",\"step\":3,\"optimizer_steps\":0,"           \
     "\"skipped_steps\":3,\"empty_steps\":0,\"scheduler_steps\":0,\"total_steps\":5,\"tokens_seen\":12,\"loss\":null," \
-    "\"loss_nonfinite\":1,\"validation_loss\":null,\"seconds\":1.0}"
+    "\"loss_nonfinite\":1,\"validation_loss\":null,\"seconds\":1.0,\"checkpoint\":null}"
     expect_line(end_line(&end), "{\"type\":\"end\"," RESULT);
     expect_line(result_text(&end), "{" RESULT);
     end.exit = 0;

@@ -1,0 +1,208 @@
+#include "daemon/coordinator/saver.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/checkpoint/store.h"
+
+#define RECEIPT_BYTES_MAX (1u << 20)
+
+enum stage { IDLE, WRITING, COMMITTING };
+
+struct saver {
+    uv_loop_t *loop;
+    const Gacc__V1__JobSpec *job;
+    uint32_t ranks;
+    struct retention retention;
+    struct saver_events events;
+
+    enum stage stage;
+    char name[STORE_NAME_MAX + 1];
+    struct manifest manifest; /* its job is the borrowed one while a checkpoint is under way */
+    bool *answered;           /* [ranks] */
+    uint32_t awaited, failed_rank;
+    struct error failure; /* of the lowest rank that failed; status 0: none */
+    struct checkpoint_record record;
+
+    uv_work_t work;
+    struct error outcome; /* of the work; status 0: committed */
+    char complaint[512];
+};
+
+int saver_open(struct saver **out, uv_loop_t *loop, const Gacc__V1__JobSpec *job, uint32_t ranks,
+               const struct retention *retention, const struct saver_events *events, struct error *error)
+{
+    struct saver *saver = calloc(1, sizeof *saver);
+    *out = saver;
+    if (saver) saver->answered = calloc(ranks, sizeof *saver->answered);
+    if (!saver || !saver->answered)
+        return error_set(error, STATUS_INTERNAL, "out of memory for %" PRIu32 " ranks", ranks);
+    saver->loop = loop;
+    saver->job = job;
+    saver->ranks = ranks;
+    saver->retention = *retention;
+    saver->events = *events;
+    saver->work.data = saver;
+    return 0;
+}
+
+static double now_seconds(void)
+{
+    return (double)uv_hrtime() * 1e-9;
+}
+
+void saver_begin(struct saver *saver, const char *name, const struct progress *progress, uint64_t parameters)
+{
+    saver->stage = WRITING;
+    saver->awaited = saver->ranks;
+    saver->failure.status = STATUS_DONE;
+    memset(saver->answered, 0, saver->ranks * sizeof *saver->answered);
+    snprintf(saver->name, sizeof saver->name, "%s", name);
+    saver->manifest = (struct manifest){.progress = *progress, .ranks = saver->ranks, .parameters = parameters};
+    saver->record = (struct checkpoint_record){
+        .step = progress->counters.step, .optimizer_steps = progress->counters.optimizer_steps, .name = saver->name};
+}
+
+/* ---- on a thread of the pool ---- */
+
+/* The text of verify.json, if there is one; free() it. */
+static char *read_receipt(const char *output)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/verify.json", output) >= (int)sizeof path) return NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char *text = fd < 0 ? NULL : malloc(RECEIPT_BYTES_MAX + 1);
+    ssize_t length = text ? read(fd, text, RECEIPT_BYTES_MAX) : -1;
+    if (fd >= 0) close(fd);
+    if (length > 0) {
+        text[length] = '\0';
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
+static int commit(struct saver *saver, struct error *error)
+{
+    const char *output = saver->job->job->output;
+    struct manifest *manifest = &saver->manifest;
+    const time_t seconds = time(NULL);
+    struct tm utc;
+    strftime(manifest->time, sizeof manifest->time, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
+    snprintf(manifest->program, sizeof manifest->program, "%s", GACC_VERSION);
+    manifest->receipt = read_receipt(output);
+    manifest->job = (Gacc__V1__JobSpec *)saver->job;
+    return store_commit(output, saver->name, manifest, error);
+}
+
+static void work(uv_work_t *request)
+{
+    struct saver *saver = request->data;
+    const char *output = saver->job->job->output;
+    const double began = now_seconds();
+    struct error unwilling;
+    saver->complaint[0] = '\0';
+    saver->outcome = saver->failure;
+    if (!saver->failure.status && !commit(saver, &saver->outcome)) saver->outcome.status = STATUS_DONE;
+    int left = saver->outcome.status ? store_remove(output, saver->name, &unwilling)
+                                     : store_retain(output, &saver->retention, &unwilling);
+    if (left) snprintf(saver->complaint, sizeof saver->complaint, "%.500s", unwilling.text);
+    saver->record.seconds.commit = now_seconds() - began;
+}
+
+/* ---- on the loop ---- */
+
+static void release(struct saver *saver)
+{
+    saver->manifest.job = NULL; /* borrowed */
+    manifest_free(&saver->manifest);
+    saver->stage = IDLE;
+}
+
+static void worked(uv_work_t *request, int status)
+{
+    struct saver *saver = request->data;
+    (void)status; /* nobody cancels it */
+    release(saver);
+    saver->events.ended(saver->events.context, &saver->record, saver->outcome.status ? &saver->outcome : NULL,
+                        saver->complaint);
+}
+
+/* Where memory is short the checkpoint fails as a whole. */
+static void fail(struct saver *saver, uint32_t rank, enum status status, const char *text)
+{
+    if (saver->failure.status && saver->failed_rank <= rank) return;
+    saver->failed_rank = rank;
+    error_set(&saver->failure, status, "rank %" PRIu32 ": %.900s", rank, text);
+}
+
+static int add_ranges(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved)
+{
+    struct manifest *manifest = &saver->manifest;
+    struct manifest_range *longer =
+        realloc(manifest->ranges, (manifest->range_count + saved->n_ranges + 1) * sizeof *longer);
+    if (!longer) return -1;
+    manifest->ranges = longer;
+    for (size_t i = 0; i < saved->n_ranges; i++) {
+        const Gacc__V1__WrittenRange *range = saved->ranges[i];
+        if (range->checksum.len != CHECKSUM_BYTES || strlen(range->file) > MANIFEST_FILE_NAME_MAX) return -1;
+        struct manifest_range *added = &longer[manifest->range_count++];
+        *added = (struct manifest_range){.begin = range->begin, .end = range->end, .rank = rank};
+        snprintf(added->file, sizeof added->file, "%s", range->file);
+        memcpy(added->checksum, range->checksum.data, CHECKSUM_BYTES);
+        saver->record.bytes += range->end - range->begin;
+    }
+    return 0;
+}
+
+static void keep_larger(double *kept, double value)
+{
+    if (value > *kept) *kept = value;
+}
+
+int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved, struct error *error)
+{
+    if (saver->stage != WRITING || rank >= saver->ranks || saver->answered[rank] ||
+        saved->optimizer_steps != saver->record.optimizer_steps)
+        return error_set(error, STATUS_INTERNAL, "a checkpoint that nobody asked for");
+    saver->answered[rank] = true;
+    keep_larger(&saver->record.seconds.copy, saved->copy_seconds);
+    keep_larger(&saver->record.seconds.write, saved->write_seconds);
+    if (saved->failure)
+        fail(saver, rank, saved->failure->status == STATUS_NUMERICS ? STATUS_NUMERICS : STATUS_IO,
+             saved->failure->text);
+    else if (add_ranges(saver, rank, saved))
+        fail(saver, rank, STATUS_IO, "its account of what it wrote cannot be kept");
+    if (--saver->awaited > 0) return 0;
+    saver->stage = COMMITTING;
+    uv_queue_work(saver->loop, &saver->work, work, worked);
+    return 0;
+}
+
+bool saver_is_busy(const struct saver *saver)
+{
+    return saver->stage != IDLE;
+}
+
+bool saver_is_committing(const struct saver *saver)
+{
+    return saver->stage == COMMITTING;
+}
+
+void saver_close(struct saver *saver)
+{
+    if (!saver) return;
+    struct error unwilling; /* nobody is left to hear it; the next start tries again */
+    if (saver->stage == WRITING) {
+        store_remove(saver->job->job->output, saver->name, &unwilling);
+        release(saver);
+    }
+    free(saver->answered);
+    free(saver);
+}

@@ -1,0 +1,208 @@
+/*
+ * A disk that stops, fails or forgets, under a program that does not know of it (LD_PRELOAD). It watches every call
+ * that changes something under GACC_DISK (a directory), in all processes of a job together, and counts them in
+ * GACC_DISK_STATE:
+ *
+ *     GACC_DISK_STOP=n         the n-th call and all later ones never happen: their threads wait for the end. What had
+ * been made durable by then lies in GACC_DISK_STATE.d: INODE.data as of a file's last fsync, INODE.names as of a
+ * directory's. GACC_DISK_FAIL=n:errno   the n-th call fails. errno 0: it writes one byte of what it was given, and says
+ * so. GACC_DISK_TRACE=path     one line for each call: its number, name, path.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Of all processes. */
+struct shared {
+    atomic_ulong calls;
+    atomic_ulong stopped; /* threads that wait */
+};
+
+static struct {
+    struct shared *shared;
+    char root[PATH_MAX], durable[PATH_MAX], trace[PATH_MAX];
+    unsigned long stop, fail;
+    int number; /* of the failure */
+} disk;
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *root = getenv("GACC_DISK"), *state = getenv("GACC_DISK_STATE"), *word;
+    if (!root || !state) return;
+    int fd = REAL(open)(state, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || REAL(ftruncate)(fd, sizeof *disk.shared)) abort();
+    disk.shared = mmap(NULL, sizeof *disk.shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    snprintf(disk.root, sizeof disk.root, "%s", root);
+    snprintf(disk.durable, sizeof disk.durable, "%s.d", state);
+    REAL(mkdir)(disk.durable, 0777);
+    if ((word = getenv("GACC_DISK_STOP"))) disk.stop = strtoul(word, NULL, 10);
+    if ((word = getenv("GACC_DISK_TRACE"))) snprintf(disk.trace, sizeof disk.trace, "%s", word);
+    if ((word = getenv("GACC_DISK_FAIL"))) sscanf(word, "%lu:%d", &disk.fail, &disk.number);
+}
+
+static bool is_ours(const char *path)
+{
+    char full[2 * PATH_MAX], directory[PATH_MAX];
+    if (!disk.shared || !path) return false;
+    if (path[0] == '/')
+        snprintf(full, sizeof full, "%s", path);
+    else if (getcwd(directory, sizeof directory))
+        snprintf(full, sizeof full, "%s/%s", directory, path);
+    else
+        return false;
+    return !strncmp(full, disk.root, strlen(disk.root)) && strstr(full, "/checkpoints");
+}
+
+static bool path_of(int fd, char path[PATH_MAX])
+{
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = disk.shared ? readlink(link, path, PATH_MAX - 1) : -1;
+    if (length < 0) return false;
+    path[length] = '\0';
+    return true;
+}
+
+static void trace(unsigned long call, const char *name, const char *path)
+{
+    char line[PATH_MAX + 64];
+    if (!disk.trace[0]) return;
+    int length = snprintf(line, sizeof line, "%lu %s %s\n", call, name, path);
+    int fd = REAL(open)(disk.trace, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || REAL(write)(fd, line, (size_t)length) < 0) abort();
+    REAL(close)(fd);
+}
+
+enum fate { HAPPENS, FAILS, FALLS_SHORT };
+
+static enum fate meet(const char *name, const char *path)
+{
+    unsigned long call = atomic_fetch_add(&disk.shared->calls, 1) + 1;
+    trace(call, name, path);
+    if (disk.stop && call >= disk.stop) {
+        atomic_fetch_add(&disk.shared->stopped, 1);
+        for (;;) pause();
+    }
+    if (!disk.fail || call != disk.fail) return HAPPENS;
+    errno = disk.number;
+    return disk.number ? FAILS : FALLS_SHORT;
+}
+
+/* ---- what is durable ---- */
+
+static void publish(const char *temporary, ino_t inode, const char *kind)
+{
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%lu.%s", disk.durable, (unsigned long)inode, kind);
+    if (REAL(rename)(temporary, path)) abort();
+}
+
+static void remember(int fd)
+{
+    static atomic_ulong count;
+    char temporary[PATH_MAX + 64], path[PATH_MAX], block[65536];
+    struct stat facts;
+    if (fstat(fd, &facts) || !path_of(fd, path)) abort();
+    snprintf(temporary, sizeof temporary, "%s/%d-%lu.tmp", disk.durable, (int)getpid(), atomic_fetch_add(&count, 1));
+    int to = REAL(open)(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (S_ISDIR(facts.st_mode)) {
+        DIR *stream = opendir(path);
+        for (struct dirent *entry; stream && (entry = readdir(stream));)
+            if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+                dprintf(to, "%lu %s\n", (unsigned long)entry->d_ino, entry->d_name);
+        if (stream) closedir(stream);
+    } else {
+        int from = REAL(open)(path, O_RDONLY | O_CLOEXEC);
+        for (ssize_t got; (got = read(from, block, sizeof block)) > 0;)
+            if (REAL(write)(to, block, (size_t)got) != got) abort();
+        close(from);
+    }
+    REAL(close)(to);
+    publish(temporary, facts.st_ino, S_ISDIR(facts.st_mode) ? "names" : "data");
+}
+
+/* ---- the calls ---- */
+
+int open(const char *path, int flags, ...)
+{
+    va_list arguments;
+    va_start(arguments, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
+    va_end(arguments);
+    if (flags & O_CREAT && is_ours(path) && meet("open", path) == FAILS) return -1;
+    return REAL(open)(path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...) __attribute__((alias("open")));
+
+ssize_t write(int fd, const void *bytes, size_t count)
+{
+    char path[PATH_MAX];
+    enum fate fate = count > 0 && path_of(fd, path) && is_ours(path) ? meet("write", path) : HAPPENS;
+    return fate == FAILS ? -1 : REAL(write)(fd, bytes, fate == FALLS_SHORT ? 1 : count);
+}
+
+ssize_t pwrite(int fd, const void *bytes, size_t count, off_t offset)
+{
+    char path[PATH_MAX];
+    enum fate fate = path_of(fd, path) && is_ours(path) ? meet("pwrite", path) : HAPPENS;
+    return fate == FAILS ? -1 : REAL(pwrite)(fd, bytes, fate == FALLS_SHORT ? 1 : count, offset);
+}
+
+ssize_t pwrite64(int fd, const void *bytes, size_t count, off_t offset) __attribute__((alias("pwrite")));
+
+int ftruncate(int fd, off_t size)
+{
+    char path[PATH_MAX];
+    if (path_of(fd, path) && is_ours(path) && meet("ftruncate", path) == FAILS) return -1;
+    return REAL(ftruncate)(fd, size);
+}
+
+int ftruncate64(int fd, off_t size) __attribute__((alias("ftruncate")));
+
+int fsync(int fd)
+{
+    char path[PATH_MAX];
+    if (path_of(fd, path) && disk.shared && !strncmp(path, disk.root, strlen(disk.root))) {
+        if (is_ours(path) && meet("fsync", path) == FAILS) return -1;
+        remember(fd);
+    }
+    return REAL(fsync)(fd);
+}
+
+int close(int fd)
+{
+    char path[PATH_MAX];
+    bool fails = path_of(fd, path) && is_ours(path) && fcntl(fd, F_GETFL) & O_ACCMODE && meet("close", path) == FAILS;
+    int number = errno;
+    int result = REAL(close)(fd);
+    if (fails) errno = number;
+    return fails ? -1 : result;
+}
+
+#define ON_PATHS(name, parameters, path, call)                      \
+    int name parameters                                             \
+    {                                                               \
+        if (is_ours(path) && meet(#name, path) == FAILS) return -1; \
+        return REAL(name) call;                                     \
+    }
+
+ON_PATHS(mkdir, (const char *path, mode_t mode), path, (path, mode))
+ON_PATHS(rename, (const char *from, const char *to), to, (from, to))
+ON_PATHS(unlink, (const char *path), path, (path))
+ON_PATHS(rmdir, (const char *path), path, (path))

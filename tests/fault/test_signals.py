@@ -1,0 +1,141 @@
+"""A signal asks for a checkpoint, or for the end behind one: to a rank, to all, to mpirun, to the coordinator; at any time."""
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import checkpoints
+import faults
+import harness
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+class Signals(faults.Faults):
+    def run_of(self, output="run"):
+        return os.path.join(self.directory, output)
+
+    def check_stopped(self, done, status, words, output="run"):
+        """With a checkpoint of the step that the result names, which is the newest, and with which everybody agrees."""
+        result = self.result(output)
+        newest = checkpoints.names(self.run_of(output))[-1]
+        self.check_line(done, status, words, f"checkpoint {newest} is complete")
+        self.check_result(75, words, output)
+        self.assertEqual(result["checkpoint"], newest)
+        manifest = checkpoints.manifest(self.run_of(output), newest)
+        for counter in ("step", "optimizer_steps", "tokens_seen"):
+            self.assertEqual(manifest[counter], result[counter])
+        self.assertEqual(len(self.log("step", output)), manifest["step"])
+        self.assertEqual(self.call(harness.GACCD, "inspect", checkpoints.path(self.run_of(output), newest)).status, 0)
+
+    def test_a_rank_stops_all(self):
+        job = self.gpt(steps=faults.FOREVER)
+        for number in STOPS:
+            running = self.start(job, output=f"run{number}").until_step(3)
+            os.kill(running.ranks()[1], number)
+            done = self.ended(running, time.monotonic())
+            self.check_stopped(done, 75, f"rank 1: interrupted by {number.name}: ", f"run{number}")
+
+    def test_the_only_rank(self):
+        running = self.start(self.gpt(steps=faults.FOREVER), ranks=0).until_step(3)
+        os.kill(running.process.pid, signal.SIGINT)
+        self.check_stopped(self.ended(running, time.monotonic()), 75, "rank 0: interrupted by SIGINT: ")
+
+    def test_the_coordinator_stops_all(self):
+        running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
+        os.kill(running.connection()["pid"], signal.SIGTERM)
+        self.check_stopped(self.ended(running, time.monotonic()), 75, "the coordinator: interrupted by SIGTERM: ")
+
+    def test_the_launcher_stops_all(self):
+        """case 38-1: mpirun tells the ranks a second later, and that one or another ends them with 1; USR2 is passed on at once."""
+        job = self.gpt(steps=faults.FOREVER)
+        for number in STOPS:
+            for ranks in (2, 4) if number == signal.SIGTERM else (3,):
+                output = f"run{number}.{ranks}"
+                running = self.start(job, ranks=ranks, output=output).until_step(3)
+                os.kill(running.process.pid, number)
+                done = self.ended(running, time.monotonic())
+                told = "SIGUSR2" if number == signal.SIGUSR2 else "SIGTERM"
+                self.check_stopped(done, 75 if number == signal.SIGUSR2 else 1, f"interrupted by {told}: ", output)
+
+    def test_usr1_saves_and_goes_on(self):
+        job = self.gpt(steps=faults.FOREVER)
+        for ranks, whom in ((2, "rank"), (2, "launcher"), (2, "coordinator"), (0, "rank")):
+            output = f"{whom}{ranks}"
+            running = self.start(job, ranks=ranks, output=output).until_step(3)
+            pid = {"rank": lambda: running.ranks()[max(running.ranks())], "launcher": lambda: running.process.pid,
+                   "coordinator": lambda: running.connection()["pid"]}[whom]()
+            for count in (1, 2):
+                os.kill(pid, signal.SIGUSR1)
+                harness.until(lambda: len(running.log("checkpoint")) == count, 10, f"checkpoint {count}")
+            running.until_step(running.log("step")[-1]["step"] + 3)
+            names = checkpoints.names(self.run_of(output))
+            self.assertEqual(names, [record["name"] for record in running.log("checkpoint")])
+            os.kill(running.ranks()[0], signal.SIGKILL)
+            self.ended(running, time.monotonic(), harness.PROMPT + 1)
+
+    def test_a_second_signal_ends_at_once(self):
+        """The checkpoint is not waited for: its disk does not answer."""
+        running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
+        rank = running.ranks()[1]
+        os.kill(running.ranks()[0], signal.SIGSTOP)  # so that the step does not end
+        os.kill(rank, signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(rank, signal.SIGINT)
+        began = time.monotonic()
+        harness.until(lambda: os.path.exists(os.path.join(running.output, "result.json")), 5, "a result")
+        os.kill(running.ranks()[0], signal.SIGCONT)
+        done = self.ended(running, began)
+        self.check_line(done, 70, "rank 1: interrupted by SIGINT, a second time, at step ")
+        self.check_result(70, "a second time")
+
+    def test_at_any_moment_all_ranks_save_the_same_step(self):
+        """While ranks start, in steps, evaluations and saves, in the last step; then the same command finishes the job, with the
+        bytes of the run that was never stopped (cases 38-1, 38-4)."""
+        job = self.gpt(steps=40, evaluation={"every": 4, "sequences": 40}, checkpoint={"every": 3})
+        job["data"]["validation"] = 0.3
+        self.assertEqual(self.run_job(job, output="whole").status, 0)
+        chance = random.Random(int(os.environ.get("GACC_SEED", "1")))
+        stopped = 0
+        for trial in range(int(os.environ.get("GACC_TRIALS", "3"))):
+            shutil.rmtree(self.run_of(), ignore_errors=True)
+            starts = 0
+            while True:
+                running = self.start("job.yaml", ranks=2)
+                starts += 1
+                time.sleep(0.1 + 0.9 * chance.random())
+                whom = chance.choice(("rank", "launcher", "all", "coordinator"))
+                found = running.ranks()
+                pids = {"rank": [chance.choice(list(found.values()))] if found else [], "all": list(found.values()),
+                        "launcher": [running.process.pid],
+                        "coordinator": [pid for pid in self.processes() if harness.name_of(pid) == "gaccd-coord"]}[whom]
+                number = chance.choice(STOPS)
+                for pid in pids:
+                    try:
+                        os.kill(pid, number)
+                    except ProcessLookupError:
+                        pass
+                done = running.wait(20)
+                self.assertEqual(harness.until_empty(self.processes, 10), [], (whom, number))
+                if not os.path.exists(os.path.join(self.run_of(), "result.json")):
+                    continue  # it had not begun
+                result = self.result()
+                self.assertIn((result["status"], result["exit"]), (("done", 0), ("again", 75)), (whom, number, done.err))
+                if result["exit"] == 75 and result["step"]:
+                    newest = checkpoints.names(self.run_of())[-1]
+                    if "before the first step" not in result["reason"]:
+                        self.assertEqual(checkpoints.manifest(self.run_of(), newest)["step"], result["step"])
+                        stopped += 1
+                if result["status"] == "done":
+                    break
+                self.assertLess(starts, 60)
+            for file in ("final/model.safetensors", "final/config.json"):
+                with open(os.path.join(self.run_of(), file), "rb") as one, open(os.path.join(self.run_of("whole"), file), "rb") as other:
+                    self.assertEqual(one.read(), other.read())
+        self.assertGreater(stopped, 0)
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,140 @@
+/* A rank's state out of a checkpoint: its ranges, from whichever files hold them. */
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/checkpoint.h"
+#include "worker/memory.h"
+#include "worker/safetensors.h"
+#include "worker/session_internal.h"
+
+#define BLOCK 65536u /* elements read at a time */
+
+/* A moment of this rank while it is gathered. */
+struct moment {
+    const char *letter; /* what its tensors' names begin with */
+    wide *values;       /* [owned], the host's; NULL: the optimizer has none */
+    uint64_t found;     /* elements */
+};
+
+static void store(const struct session *session, wide *to, uint64_t first, const double *values, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (session->wide_type == DTYPE_FP64)
+            ((double *)to)[first + i] = values[i];
+        else
+            ((float *)to)[first + i] = (float)values[i];
+}
+
+/* Elements [begin, end) of the canonical index, which `tensor` holds from `base` on, to element `at` of the moment. */
+static int read_part(const struct session *session, struct safetensors *file, const struct safetensors_tensor *tensor,
+                     uint64_t base, struct range part, struct moment *moment, uint64_t at, struct error *error)
+{
+    double *values = malloc(BLOCK * sizeof *values);
+    if (!values) return error_set(error, STATUS_INTERNAL, "out of memory for a checkpoint");
+    int result = 0;
+    for (uint64_t begin = part.begin; begin < part.end && !result; begin += BLOCK) {
+        const uint64_t count = part.end - begin < BLOCK ? part.end - begin : BLOCK;
+        result = safetensors_read(file, tensor, begin - base, count, values, error);
+        if (!result) store(session, moment->values, at + begin - part.begin, values, count);
+        if (!result) moment->found += count;
+    }
+    free(values);
+    return result;
+}
+
+static int read_tensor(const struct session *session, struct safetensors *file, const struct safetensors_tensor *tensor,
+                       struct moment *moment, struct error *error)
+{
+    struct range stored;
+    const size_t length = strlen(moment->letter);
+    if (strncmp(tensor->name, moment->letter, length) ||
+        sscanf(tensor->name + length, ".%" SCNu64 "-%" SCNu64, &stored.begin, &stored.end) != 2 ||
+        stored.end < stored.begin || tensor->elements != stored.end - stored.begin)
+        return 0;
+    uint64_t at = 0;
+    int result = 0;
+    for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
+        const struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
+        const struct range part = {own.begin > stored.begin ? own.begin : stored.begin,
+                                   own.end < stored.end ? own.end : stored.end};
+        if (part.begin < part.end)
+            result = read_part(session, file, tensor, stored.begin, part, moment, at + part.begin - own.begin, error);
+        at += own.end - own.begin;
+    }
+    return result;
+}
+
+static int read_file(const struct session *session, const char *path, struct moment *moments, struct error *error)
+{
+    struct safetensors *file;
+    int result = safetensors_open(&file, path, error);
+    if (result) return result;
+    for (size_t i = 0; i < safetensors_count(file) && !result; i++)
+        for (int m = 0; m < 2 && !result; m++)
+            if (moments[m].values) result = read_tensor(session, file, safetensors_at(file, i), &moments[m], error);
+    safetensors_close(file);
+    return result;
+}
+
+/* Momentum that a job did not have before begins at zero; moments that are needed must all be there. */
+static int check_found(const struct session *session, const struct moment *moment, const char *directory,
+                       struct error *error)
+{
+    const bool begins = moment->found == 0 && session->optimizer.constants.kind == OPTIMIZER_KIND_SGD;
+    if (!moment->values || moment->found == session->owned || begins) return 0;
+    return error_set(error, STATUS_DATA, "%s: holds %" PRIu64 " of this rank's %" PRIu64 " elements of the moment %s",
+                     directory, moment->found, session->owned, moment->letter);
+}
+
+/* Room for a moment on the host; where the backend's memory is the host's, the moment itself. */
+static int open_moment(struct session *session, struct moment *moment, const char *letter, wide *kept,
+                       struct error *error)
+{
+    void *room = kept;
+    *moment = (struct moment){.letter = letter};
+    if (!kept) return 0;
+    int result = session->kernels->table->on_host
+                     ? 0
+                     : memory_new(&room, session->owned, dtype_size(session->wide_type), "a moment on its way", error);
+    moment->values = result ? NULL : room;
+    return result;
+}
+
+static void close_moment(struct session *session, struct moment *moment, wide *kept, bool is_good)
+{
+    if (!moment->values) return;
+    if (is_good)
+        session->kernels->table->upload(session->kernels, kept, moment->values,
+                                        session->owned * dtype_size(session->wide_type));
+    if (moment->values != kept) free(moment->values);
+}
+
+static int restore_moments(struct session *session, const Gacc__V1__Restore *restore, struct error *error)
+{
+    wide *kept[] = {session->optimizer.m, session->optimizer.v};
+    struct moment moments[2];
+    char path[PATH_MAX + 128];
+    int result = 0;
+    for (int m = 0; m < 2; m++) {
+        int opened = open_moment(session, &moments[m], m ? "v" : "m", kept[m], result ? NULL : error);
+        if (!result) result = opened;
+    }
+    for (size_t i = 0; i < restore->n_optimizer_files && !result; i++) {
+        snprintf(path, sizeof path, "%s/%.100s", restore->directory, restore->optimizer_files[i]);
+        result = read_file(session, path, moments, error);
+    }
+    for (int m = 0; m < 2 && !result; m++) result = check_found(session, &moments[m], restore->directory, error);
+    for (int m = 0; m < 2; m++) close_moment(session, &moments[m], kept[m], !result);
+    return result ? result : session->kernels->table->wait(session->kernels, error);
+}
+
+int checkpoint_restore(struct session *session, const Gacc__V1__Restore *restore, struct error *error)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s", restore->directory, CHECKPOINT_MODEL);
+    int result = session_initialise(session, path, error);
+    return result ? result : restore_moments(session, restore, error);
+}
