@@ -106,7 +106,8 @@ class Jobs:
     def train(self, path, device, precision, ranks=1, settings=()):
         self.count += 1
         output = os.path.join(self.directory, f"run-{self.count}")
-        command = [self.gaccd, path, "--device", device, "--output", output, "--resume", "never", "--set", f"precision.compute={precision}"]
+        command = [self.gaccd, path, "--device", device, "--output", output, "--resume", "never",
+                   "--set", f"precision.compute={precision}"]
         if precision == "fp16":  # no skipped steps, so that all runs take the same
             command += ["--set", "precision.loss_scale.initial=1024"]
         for key, value in dict(settings).items():
@@ -159,21 +160,24 @@ def check_gpt_further(results, jobs_, path, exact, start):
     once, again = (jobs_.train(path, jobs_.gpu_device, "bf16") for _ in range(2))
     results.add("correct", "gpt, bf16: twice the same bits", "pass" if once.same_bits(again) else "fail")
     reference = jobs_.train(path, "cpu", "fp32")
-    judge(results, "gpt, fp32: b = 2", jobs_.train(path, jobs_.gpu_device, "fp32", settings={"batch.micro": 2}), reference, exact, start)
-    judge(results, "gpt, fp32: two ranks on one GPU", jobs_.train(path, jobs_.gpu_device, "fp32", ranks=2), reference, exact, start)
+    split = jobs_.train(path, jobs_.gpu_device, "fp32", settings={"batch.micro": 2})
+    judge(results, "gpt, fp32: b = 2", split, reference, exact, start)
+    shared = jobs_.train(path, jobs_.gpu_device, "fp32", ranks=2)
+    judge(results, "gpt, fp32: two ranks on one GPU", shared, reference, exact, start)
 
 
 def verify(results, jobs_, path):
-    done = jobs_.runner.run([jobs_.gaccd, "verify", path, "--device", jobs_.gpu_device, "--output", os.path.join(jobs_.directory, "verify")],
-                            90, directory=jobs_.directory)
+    output = os.path.join(jobs_.directory, "verify")
+    done = jobs_.runner.run([jobs_.gaccd, "verify", path, "--device", jobs_.gpu_device, "--output", output], 90,
+                            directory=jobs_.directory)
     results.add("correct", "gaccd verify", "pass" if done.status == 0 else "fail", note=done.why().split("; receipt")[0])
 
 
 # --- test programs ---------------------------------------------------------------------------------------------------
 
 def ctest(results, runner, build, name, arguments, limit):
-    done = runner.run(["ctest", "--test-dir", build, "-j", str(len(os.sched_getaffinity(0))), "--no-tests=error", "--output-on-failure",
-                       *arguments], limit)
+    done = runner.run(["ctest", "--test-dir", build, "-j", str(len(os.sched_getaffinity(0))), "--no-tests=error",
+                       "--output-on-failure", *arguments], limit)
     summary = re.search(r"\d+% tests passed.*", done.out)
     results.add("correct", name, "pass" if done.status == 0 else "fail", note=summary.group(0) if summary else done.why())
 
@@ -204,4 +208,5 @@ def check(runner, results, build, gpu, work):
 
 def two_ranks(results, jobs_, path):
     exact, start = jobs_.train(path, "cpu", "fp64"), jobs_.train(path, "cpu", "fp64", settings={"optimizer.lr": 0})
-    judge(results, "gpt, fp32: two ranks on the processor", jobs_.train(path, "cpu", "fp32", ranks=2), jobs_.train(path, "cpu", "fp32"), exact, start)
+    one, two = (jobs_.train(path, "cpu", "fp32", ranks=ranks) for ranks in (1, 2))
+    judge(results, "gpt, fp32: two ranks on the processor", two, one, exact, start)

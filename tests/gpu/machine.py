@@ -79,6 +79,11 @@ class MemoryWatch:
             self.most = max(self.most, self.used() - self.before)
 
 
+def module_file(build):
+    """The GPU backend, where the program of that build looks for it."""
+    return os.path.join(build, "daemon", "gacc_cuda.so")
+
+
 def find_nvcc():
     return shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(path)), None)
 
@@ -154,7 +159,7 @@ class Done:
 
 
 class Runner:
-    """Runs commands in one environment, each for at most its limit and never beyond the clock's end; their output goes to a log."""
+    """Runs commands in one environment, each for at most its limit and never beyond the clock's end; a log has their output."""
 
     def __init__(self, clock, variables, log):
         self.clock, self.environment = clock, variables

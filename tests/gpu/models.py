@@ -33,10 +33,3 @@ def products(model, micro):
         yield name, rows, outer, inner, calls
         yield f"{name}, input's gradient", rows, inner, outer, calls
         yield f"{name}, weight's gradient", inner, outer, rows, calls
-
-
-def update_bytes(count, compute_bytes=2):
-    """What a step must move of `count` parameters once the gradients are there: the check reads them; the update reads them and
-    reads and writes master weights and both moments; the weights in the compute type are written; gradients are cleared."""
-    check, update, cast, clear = 4, 4 + 3 * 8, compute_bytes, 4
-    return count * (check + update + cast + clear)

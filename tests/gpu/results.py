@@ -77,6 +77,6 @@ def met(row):
 
 def line_of(row):
     reached = met(row)
-    goal = f"{row['goal'][0]} {figure_text(row['goal'][1])}" + {True: " yes", False: " NO", None: ""}[reached] if row["goal"] else ""
+    goal = f"{row['goal'][0]} {figure_text(row['goal'][1])} {'yes' if reached else 'NO'}" if row["goal"] else ""
     result = figure_text(row["value"]) if row["outcome"] == "figure" else row["outcome"]
     return row["part"], row["name"], result, row["unit"], goal, row["note"]

@@ -33,11 +33,15 @@ os.makedirs(output)
 count = int(settings["batch.global"]) / int(settings["batch.micro"])
 for step in range(1000):
     with open(os.path.join(output, "log.jsonl"), "a") as log:
-        log.write(json.dumps({{"type": "step", "verdict": "skip" if step < 2 else "apply", "seconds": {{"since_last_step": 0.01 * count + 0.002}}}}) + "\\n")
+        log.write(json.dumps({{"type": "step", "verdict": "skip" if step < 2 else "apply",
+                              "seconds": {{"since_last_step": 0.01 * count + 0.002}}}}) + "\\n")
     time.sleep(0.001)
 """
 PEER = {"train": {"version": "2", "tokens_per_second": 80000, "compile_seconds": 40, "memory_mib": 1000},
-        "roof": {"tflops": 700, "products_seconds": 0.005, "attention_seconds": 0.001}, "copy": {"bytes_per_second": 4e12}}
+        "roof": {"tflops": 700, "products_seconds": 0.005, "attention_seconds": 0.001}}
+UPDATE = """#!/bin/sh
+echo '{"parameters": 124439808, "bytes": 3982073856, "seconds": 0.001, "copy_bytes_per_second": 4e12, "ratio": 1.0045}'
+"""
 
 
 def quiet():
@@ -152,10 +156,12 @@ class Figures(Case):
 
     def measure(self, refuses=False, fails_at=None):
         build = self.path("build")
-        os.makedirs(os.path.join(build, "daemon"))
-        with open(os.path.join(build, "daemon", "gaccd"), "w") as file:
-            file.write(STAND_IN.format(refuses=refuses, fails_at=fails_at))
-        os.chmod(os.path.join(build, "daemon", "gaccd"), 0o755)
+        for name, text in (("daemon/gaccd", STAND_IN.format(refuses=refuses, fails_at=fails_at)), ("tests/update", UPDATE)):
+            program = os.path.join(build, name)
+            os.makedirs(os.path.dirname(program))
+            with open(program, "w") as file:
+                file.write(text)
+            os.chmod(program, 0o755)
         results = Results(self.path("results.json"))
         gpu = machine.Gpu("NVIDIA H200", "9.0", "143771", "580")
         with quiet(), mock.patch.object(timings, "write_tokens"), \
@@ -177,7 +183,8 @@ class Figures(Case):
         notes = {row["name"]: row["note"] for row in results.rows}
         self.assertEqual(notes["124M: fp16 with scaling / bf16"], "0 of 5 steps skipped")
         self.assertAlmostEqual(results.figure("124M: b = 4 / best b"), 0.082 / (128 * 0.01 + 0.002))
-        self.assertAlmostEqual(results.figure("124M: check, clip, update / moving their bytes"), 0.002 / (124439808 * 38 / 4e12))
+        self.assertAlmostEqual(results.figure("124M: found_inf, clip, update / moving their bytes"), 1.0045)
+        self.assertAlmostEqual(results.figure("124M: a step beside its micro-batches"), 2)
         self.assertAlmostEqual(results.figure("1558M: of that roof"), 100 * 64 * 1024 / 0.022 * 10279555200 / 700e12)
 
     def test_what_fails_or_is_refused_is_told_and_the_rest_is_measured(self):

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 
-from machine import HERE, ROOT, MemoryWatch, OutOfTime
-from models import CONTEXT, MODELS, PEAK_TFLOPS, VOCAB, flops_per_token, parameters, update_bytes
+from machine import HERE, ROOT, MemoryWatch, OutOfTime, module_file
+from models import CONTEXT, MODELS, PEAK_TFLOPS, VOCAB, flops_per_token
 
 JOB = os.path.join(ROOT, "deploy", "jobs", "gpt2-124m.yaml")
 TORCH = os.path.join(HERE, "torch_gpt2.py")
@@ -34,6 +34,10 @@ def write_tokens(path):
         for _ in range(TOKENS // len(block) + 1):
             shift = source.randrange(len(block))
             file.write(b"".join(token.to_bytes(2, "little") for token in block[shift:] + block[:shift]))
+
+
+def set_options(settings):
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
 
 def log_steps(output):
@@ -67,15 +71,13 @@ class Bench:
     # --- running ---------------------------------------------------------------------------------------------------
 
     def gaccd_steps(self, micro, sequences=SEQUENCES, steps=STEPS, limit=90, settings=()):
-        """(seconds of a step: the median, MiB of GPU memory, the records). The job is interrupted once it has made its steps: what is
-        written at its end is no part of this."""
+        """(seconds of a step: the median, MiB of GPU memory, the records). The job is interrupted once it has made its steps:
+        what is written at its end is no part of this."""
         output = os.path.join(self.directory, "run")
         shutil.rmtree(output, ignore_errors=True)
-        wanted = {"batch.global": sequences, "batch.micro": micro, "evaluation.every": 0, "job.steps": 1000000, "schedule.warmup": 100,
-                  **dict(settings)}
-        command = [self.gaccd, JOB, "--device", "cuda", "--output", output, "--resume", "never"]
-        for key, value in wanted.items():
-            command += ["--set", f"{key}={value}"]
+        wanted = {"batch.global": sequences, "batch.micro": micro, "evaluation.every": 0, "job.steps": 1000000,
+                  "schedule.warmup": 100, **dict(settings)}
+        command = [self.gaccd, JOB, "--device", "cuda", "--output", output, "--resume", "never", *set_options(wanted)]
         limit = min(limit, self.runner.clock.left())
         if limit < 5:
             raise OutOfTime("no time was left")
@@ -141,7 +143,8 @@ class Bench:
                 self.results.add("speed", f"124M, bf16, b = {micro}", "fail", note=str(why))
                 continue
             found[micro] = (SEQUENCES * CONTEXT / seconds, seconds, memory)
-            self.figure(f"124M, bf16, b = {micro}", found[micro][0], "tokens/s", note=f"{1e3 * seconds:.0f} ms a step, {memory} MiB")
+            self.figure(f"124M, bf16, b = {micro}", found[micro][0], "tokens/s",
+                        note=f"{1e3 * seconds:.0f} ms a step, {memory} MiB")
         if not found:
             raise Failed("no b worked")
         micro = max(found, key=lambda one: found[one][0])
@@ -167,10 +170,11 @@ class Bench:
     def beside_products(self):
         self.needs_best()
         roof = self.roof("124M", self.best["micro"])
-        count = SEQUENCES // self.best["micro"]
-        self.figure("124M: matrix-product roof", roof["tflops"], "TFLOP/s", note="cuBLAS at the model's shapes, by way of PyTorch")
-        self.figure("124M: share that is no product of weights", 100 * (1 - count * roof["products_seconds"] / self.best["seconds"]), "%",
-                    note=f"flash attention as PyTorch has it: {100 * count * roof['attention_seconds'] / self.best['seconds']:.0f} %")
+        products, attention = (100 * SEQUENCES / self.best["micro"] * roof[what] / self.best["seconds"]
+                               for what in ("products_seconds", "attention_seconds"))
+        self.figure("124M: matrix-product roof", roof["tflops"], "TFLOP/s", note="cuBLAS at the model's shapes, in PyTorch")
+        self.figure("124M: share that is no product of weights", 100 - products, "%",
+                    note=f"PyTorch's flash attention would be {attention:.0f} %")
 
     def half_precision(self):
         self.needs_best()
@@ -185,20 +189,22 @@ class Bench:
         self.figure("124M: b = 4 / best b", rate / self.best["rate"], "", [">=", 0.7], f"{rate:,.0f} tokens/s")
 
     def once_a_step(self):
-        """What a step costs beside its micro-batches, against moving the bytes that it must move."""
-        count = parameters(MODELS["124M"]) + CONTEXT * MODELS["124M"]["width"]
-        copy = self.torch("copy")["bytes_per_second"]
-        self.figure("copy within the GPU's memory", 1e-12 * copy, "TB/s", note="bytes read and written")
+        """The kernels of the update against moving their bytes, and all that a step takes beside its micro-batches."""
+        done = self.runner.run([os.path.join(self.build, "tests", "update"), module_file(self.build)], 60, separate=True)
+        if done.status != 0:
+            raise Failed(f"tests/update: exit status {done.status}; see speed.log")
+        found = json.loads(done.out)
+        self.figure("copy within the GPU's memory", 1e-12 * found["copy_bytes_per_second"], "TB/s", note="bytes read and written")
+        self.figure("124M: found_inf, clip, update / moving their bytes", found["ratio"], "", ["<=", 1.2],
+                    f"{1e3 * found['seconds']:.2f} ms, {1e-9 * found['bytes']:.2f} GB")
         one, four = (self.gaccd_steps(4, sequences=4 * k, steps=20, limit=60)[0] for k in (1, 4))
-        least = update_bytes(count) / copy
-        self.figure("124M: check, clip, update / moving their bytes", (one - (four - one) / 3) / least, "", ["<=", 1.2],
-                    f"{1e3 * least:.2f} ms; by steps of 1 and 4 micro-batches, the report's round trip included")
+        self.figure("124M: a step beside its micro-batches", 1e3 * (one - (four - one) / 3), "ms",
+                    note="from steps of 1 and 4 micro-batches of 4; the coordinator's decision included")
 
     def large_model(self):
         settings = {f"model.{key}": value for key, value in MODELS["1558M"].items()}
         settings["recompute"] = "block"
-        checked = self.runner.run([self.gaccd, "check", JOB, *[part for key, value in settings.items() for part in ("--set", f"{key}={value}")]], 20,
-                                  {"GACC_TOKENS": self.directory})
+        checked = self.runner.run([self.gaccd, "check", JOB, *set_options(settings)], 20, {"GACC_TOKENS": self.directory})
         if checked.status != 0:
             self.skip("1558M", checked.why())
             return
@@ -215,9 +221,10 @@ class Bench:
 def measure(runner, results, build, gpu, work):
     """In the order of what matters most; a part that fails or has no time says so, and the next is tried."""
     bench = Bench(runner, results, build, gpu, work)
-    for name, part in (("124M", bench.small_model), ("124M: PyTorch", bench.against_torch), ("124M: products", bench.beside_products),
-                       ("124M: fp16", bench.half_precision), ("124M: b = 4", bench.small_micro_batch),
-                       ("124M: once a step", bench.once_a_step), ("1558M", bench.large_model)):
+    for name, part in (("124M", bench.small_model), ("124M: PyTorch", bench.against_torch),
+                       ("124M: products", bench.beside_products), ("124M: fp16", bench.half_precision),
+                       ("124M: b = 4", bench.small_micro_batch), ("124M: once a step", bench.once_a_step),
+                       ("1558M", bench.large_model)):
         try:
             part()
         except OutOfTime as why:

@@ -2,12 +2,11 @@
 
     torch_gpt2.py train --micro 32 --accumulate 16 [--steps 6] [--precision bf16|fp16] [--model 124M|1558M] --data TOKENS
     torch_gpt2.py roof --micro 32 [--model 124M|1558M]
-    torch_gpt2.py copy
 
 train: GPT-2 the usual way: torch.compile, flash attention, autocast, fused AdamW, the vocabulary padded to a multiple of 128,
 weights and moments in fp32. fp16 has a GradScaler. The first two steps (compilation) are not counted, the median of the others
 is. roof: the time of one micro-batch's matrix products alone, each as cuBLAS does it at the model's own shapes in the better
-of two layouts, and of its attention. copy: bytes a second, read and written, of a copy within the GPU's memory.
+of two layouts, and of its attention.
 """
 import argparse
 import json
@@ -116,7 +115,8 @@ def roof(options):
     for name, m, n, k, calls in products(model, options.micro):
         a, b, transposed = random(m, k), random(k, n), random(n, k)
         seconds = min(seconds_of(lambda: a @ b), seconds_of(lambda: a @ transposed.t()))
-        table.append({"product": name, "shape": [m, n, k], "calls": calls, "seconds": seconds, "tflops": 2e-12 * m * n * k / seconds})
+        table.append({"product": name, "shape": [m, n, k], "calls": calls, "seconds": seconds,
+                      "tflops": 2e-12 * m * n * k / seconds})
         total += calls * seconds
         flops += calls * 2.0 * m * n * k
     size = model["width"] // model["heads"]
@@ -126,20 +126,13 @@ def roof(options):
     def attention():
         F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(gradient)
 
-    return {"products_seconds": total, "tflops": 1e-12 * flops / total, "attention_seconds": model["layers"] * seconds_of(attention),
-            "products": table}
-
-
-def copy(_):
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    seconds = seconds_of(lambda: target.copy_(source))
-    return {"bytes_per_second": 2 * source.numel() / seconds}
+    return {"products_seconds": total, "tflops": 1e-12 * flops / total,
+            "attention_seconds": model["layers"] * seconds_of(attention), "products": table}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["train", "roof", "copy"])
+    parser.add_argument("command", choices=["train", "roof"])
     parser.add_argument("--model", default="124M", choices=MODELS)
     parser.add_argument("--micro", type=int, default=32)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -147,7 +140,7 @@ def main():
     parser.add_argument("--precision", default="bf16", choices=DTYPES)
     parser.add_argument("--data")
     options = parser.parse_args()
-    print(json.dumps({"train": train, "roof": roof, "copy": copy}[options.command](options)))
+    print(json.dumps({"train": train, "roof": roof}[options.command](options)))
 
 
 if __name__ == "__main__":
