@@ -4,6 +4,7 @@ Each job trains on both in each precision, and on the processor in fp64. How far
 rounding does to this job; the GPU's may be FLOORS times as far, as in gaccd verify.
 """
 import array
+import glob
 import json
 import math
 import os
@@ -11,11 +12,12 @@ import re
 import shutil
 import struct
 
-from machine import OutOfTime
+from machine import Failed, TooSlow, attempt, find_tool
 
 FLOORS = 4
 EXACT = 1e-6  # of the way that the weights go: a few roundings of fp32, for jobs that the processor computes exactly
 STEPS = 6
+SANITIZER_SECONDS = 45  # for one program under one tool
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -88,10 +90,6 @@ class Trained:
     def same_bits(self, other):
         with open(self.file, "rb") as mine, open(other.file, "rb") as others:
             return self.steps == other.steps and mine.read() == others.read()
-
-
-class Failed(Exception):
-    pass
 
 
 class Jobs:
@@ -182,28 +180,55 @@ def ctest(results, runner, build, name, arguments, limit):
     results.add("correct", name, "pass" if done.status == 0 else "fail", note=summary.group(0) if summary else done.why())
 
 
+def kernel_tests(results, runner, build):
+    """The kernels' own tests on the GPU: a test that finds none is skipped, which is a failure here."""
+    done = runner.run(["ctest", "--test-dir", build, "--no-tests=error", "--output-on-failure", "-R", "^gpu_.*_test$"], 90)
+    for name, outcome, seconds in re.findall(r"Test +#\d+: (\w+) \.+ *\W*(\w+).*? ([\d.]+) sec", done.out):
+        results.add("correct", name, "pass" if outcome == "Passed" else "fail", note=f"{outcome}, {seconds} s")
+    if done.status != 0 and not re.search(r"Test +#", done.out):
+        raise Failed(done.why())
+
+
+def sanitize(results, runner, build, tool):
+    """The same tests under compute-sanitizer, where it can work with the machine's driver."""
+    sanitizer = find_tool("compute-sanitizer")
+    for program in sorted(glob.glob(os.path.join(build, "tests", "gpu_*_test"))):
+        name = f"{os.path.basename(program)} under {tool}"
+        if not sanitizer:
+            results.add("correct", name, "skip", note="there is no compute-sanitizer")
+            continue
+        try:
+            done = runner.run([sanitizer, "--tool", tool, "--error-exitcode", "86", program], SANITIZER_SECONDS)
+        except TooSlow as why:
+            results.add("correct", name, "skip", note=str(why))
+            continue
+        refused = "Device not supported" in done.out
+        summary = re.search(r"(ERROR|RACECHECK) SUMMARY.*", done.out)
+        results.add("correct", name, "skip" if refused else "pass" if done.status == 0 else "fail",
+                    note="device not supported" if refused else summary.group(0) if summary else done.why())
+
+
 def check(runner, results, build, gpu, work):
-    """All checks, in the order of what they build on; each that does not end in time is a failure of its own."""
+    """All checks, in the order of what they build on."""
     gaccd = os.path.join(build, "daemon", "gaccd")
     jobs_ = Jobs(runner, gaccd, os.path.join(work, "jobs"), "cuda")
 
-    def guarded(name, function, *arguments):
-        try:
-            return function(*arguments)
-        except (OutOfTime, Failed) as why:
-            results.add("correct", name, "fail", note=str(why))
-            return None
+    def guarded(name, work_, *arguments):
+        return attempt(results, "correct", name, work_, *arguments)
 
     guarded("unit tests", ctest, results, runner, build, "unit tests", ["-L", "^unit$"], 120)
     paths = {name: write_job(name, *rest, jobs_.directory) for name, *rest in jobs()}
     guarded("two ranks", two_ranks, results, jobs_, paths["gpt"])
     if not gpu:
         return
+    guarded("kernels' tests", kernel_tests, results, runner, build)
     for name, path in paths.items():
         found = guarded(name, check_job, results, jobs_, name, path)
         if found and name == "gpt":
             guarded("gpt", check_gpt_further, results, jobs_, path, *found)
     guarded("gaccd verify", verify, results, jobs_, paths["gpt"])
+    for tool in ("memcheck", "racecheck"):
+        guarded(tool, sanitize, results, runner, build, tool)
 
 
 def two_ranks(results, jobs_, path):

@@ -1,4 +1,5 @@
 """The machine that tests/gpu/run finds: its GPU, the packages it was sent, and commands that end in time."""
+import glob
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 import tarfile
 import threading
 import time
+import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -16,7 +18,29 @@ from harness import MPI  # noqa: E402
 
 
 class OutOfTime(Exception):
+    """The run's time is over."""
+
+
+class Failed(Exception):
     pass
+
+
+class TooSlow(Failed):
+    """A command was stopped at its own limit."""
+
+
+def attempt(results, part, name, work, *arguments):
+    """Calls work and returns what it does. What it raises is a row instead, so that one mistake does not cost the other parts."""
+    try:
+        return work(*arguments)
+    except OutOfTime as why:
+        results.add(part, name, "skip", note=str(why))
+    except Failed as why:
+        results.add(part, name, "fail", note=str(why))
+    except Exception as why:  # pylint: disable=broad-except
+        traceback.print_exc()
+        results.add(part, name, "fail", note=f"{type(why).__name__}: {why}")
+    return None
 
 
 class Clock:
@@ -31,6 +55,13 @@ class Clock:
 
     def used(self):
         return time.monotonic() - self.began
+
+    def limit(self, seconds):
+        """(how long what may take so many seconds can take, what to raise when it takes longer)."""
+        left = self.left()
+        if left < 1:
+            raise OutOfTime("no time was left")
+        return (seconds, TooSlow) if seconds <= left else (left, OutOfTime)
 
 
 class Gpu:
@@ -84,26 +115,33 @@ def module_file(build):
     return os.path.join(build, "daemon", "gacc_cuda.so")
 
 
-def find_nvcc():
-    return shutil.which("nvcc") or next((path for path in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(path)), None)
+def find_tool(name):
+    """A program of the CUDA toolkit, or None."""
+    usual = os.path.join("/usr/local/cuda/bin", name)
+    return shutil.which(name) or (usual if os.path.exists(usual) else None)
 
 
-def find_nccl(into):
-    """A directory with include/nccl.h and lib/libnccl.so: the system's (None: CMake finds it), or links in `into` to the one
-    that PyTorch brought."""
-    for top in ("/usr", "/usr/local", "/usr/local/cuda"):
-        if os.path.exists(os.path.join(top, "include", "nccl.h")):
-            return None
-    for top in sys.path:
-        packed = os.path.join(top, "nvidia", "nccl")
-        if os.path.exists(os.path.join(packed, "include", "nccl.h")):
-            shutil.rmtree(into, ignore_errors=True)
-            os.makedirs(os.path.join(into, "lib"))
-            os.symlink(os.path.join(packed, "include"), os.path.join(into, "include"))
-            for name in ("libnccl.so", "libnccl.so.2"):
-                os.symlink(os.path.join(packed, "lib", "libnccl.so.2"), os.path.join(into, "lib", name))
-            return into
-    return None
+# Headers that a toolkit may come without, and their libraries; PyTorch brings both.
+FROM_PYTORCH = {"cublas*.h": "libcublasLt.so", "nccl*.h": "libnccl.so"}
+
+
+def link_libraries(into):
+    """Links in into/include and into/lib to what of FROM_PYTORCH neither the toolkit nor the system has."""
+    shutil.rmtree(into, ignore_errors=True)
+    for part in ("include", "lib"):
+        os.makedirs(os.path.join(into, part))
+    nvcc = find_tool("nvcc")
+    tops = ["/usr", "/usr/local", "/usr/local/cuda"] + ([os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else [])
+    packages = [os.path.join(top, "nvidia", "*") for top in sys.path]
+    for headers, library in FROM_PYTORCH.items():
+        if any(glob.glob(os.path.join(top, "include", headers)) for top in tops):
+            continue
+        for package in packages:
+            for path in glob.glob(os.path.join(package, "include", headers)):
+                os.symlink(path, os.path.join(into, "include", os.path.basename(path)))
+            for path in glob.glob(os.path.join(package, "lib", library + ".*")):
+                for name in (os.path.basename(path), library):
+                    os.symlink(path, os.path.join(into, "lib", name))
 
 
 def unpack(pack, into):
@@ -121,24 +159,32 @@ def unpack(pack, into):
     return os.path.join(into, "pack")
 
 
-def environment(tree):
-    """The environment for builds and runs with the packages in `tree`; None: with what is installed."""
+def prepend(variables, name, *places):
+    variables[name] = os.pathsep.join([*places, *filter(None, [variables.get(name)])])
+
+
+def environment(tree, linked=None):
+    """The environment for builds and runs with the packages in `tree` (None: with what is installed) and the links in
+    `linked`."""
     variables = dict(os.environ, **MPI)
-    nvcc = find_nvcc()
+    nvcc = find_tool("nvcc")
     if nvcc:
-        variables["PATH"] = os.path.dirname(nvcc) + os.pathsep + variables["PATH"]
+        prepend(variables, "PATH", os.path.dirname(nvcc))
+    if linked:
+        prepend(variables, "CPATH", os.path.join(linked, "include"))
+        prepend(variables, "CMAKE_PREFIX_PATH", linked)
     if not tree:
         return variables
     libraries = os.path.join(tree, "usr", "lib", "x86_64-linux-gnu")
     headers = os.path.join(tree, "usr", "include")
     blas = os.path.join(libraries, "openblas-openmp")
+    prepend(variables, "PATH", os.path.join(tree, "usr", "bin"))
+    prepend(variables, "CPATH", headers, os.path.join(headers, "x86_64-linux-gnu"))
+    prepend(variables, "LIBRARY_PATH", libraries)
+    prepend(variables, "CMAKE_PREFIX_PATH", os.path.join(tree, "usr"))
     variables.update({
-        "PATH": os.path.join(tree, "usr", "bin") + os.pathsep + variables["PATH"],
-        "CPATH": os.pathsep.join([headers, os.path.join(headers, "x86_64-linux-gnu")]),
-        "LIBRARY_PATH": libraries,
         # RPATH, not RUNPATH: it holds for the libraries' own libraries, and comes before LD_LIBRARY_PATH.
         "LDFLAGS": f"-Wl,--disable-new-dtags,-rpath,{libraries}:{blas}",
-        "CMAKE_PREFIX_PATH": os.path.join(tree, "usr"),
         "PKG_CONFIG_SYSROOT_DIR": tree,
         "PKG_CONFIG_LIBDIR": os.path.join(libraries, "pkgconfig"),
         "OPAL_PREFIX": os.path.join(tree, "usr"),
@@ -166,10 +212,8 @@ class Runner:
         self.log = open(log, "a", encoding="utf-8", errors="replace")
 
     def run(self, command, limit, extra=(), separate=False, directory=None):
-        """separate: only standard output is returned; the log has both. Raises OutOfTime."""
-        limit = min(limit, self.clock.left())
-        if limit < 1:
-            raise OutOfTime("no time was left")
+        """separate: only standard output is returned; the log has both. Raises OutOfTime and TooSlow."""
+        limit, over = self.clock.limit(limit)
         began = time.monotonic()
         self.log.write(f"\n$ {' '.join(command)}\n")
         self.log.flush()
@@ -182,7 +226,7 @@ class Runner:
             os.killpg(process.pid, signal.SIGKILL)
             out, _ = process.communicate()
             self.log.write(out)
-            raise OutOfTime(f"not done within {limit:.0f} s: {os.path.basename(command[0])}") from None
+            raise over(f"{os.path.basename(command[0])} was not done within {limit:.0f} s") from None
         self.log.write(out)
         self.log.write(f"[{process.returncode} after {time.monotonic() - began:.1f} s]\n")
         self.log.flush()

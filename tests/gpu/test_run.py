@@ -91,7 +91,7 @@ class Program(Case):
 class Limits(Case):
     def test_a_command_ends_at_its_limit_with_all_that_it_started(self):
         began = time.monotonic()
-        with self.assertRaisesRegex(machine.OutOfTime, "sh"):
+        with self.assertRaisesRegex(machine.TooSlow, "sh"):
             self.runner().run(["sh", "-c", f"(sleep 30; touch {self.path('late')}) & sleep 30"], 1)
         self.assertLess(time.monotonic() - began, 10)
 
@@ -99,6 +99,17 @@ class Limits(Case):
         with self.assertRaises(machine.OutOfTime):
             self.runner(0).run(["touch", self.path("late")], 10)
         self.assertFalse(os.path.exists(self.path("late")))
+
+    def test_the_end_of_all_is_no_fault_of_a_command(self):
+        with self.assertRaises(machine.OutOfTime):
+            self.runner(1.5).run(["sleep", "30"], 10)
+
+    def test_a_part_that_breaks_costs_no_other(self):
+        results = Results()
+        with quiet(), contextlib.redirect_stderr(io.StringIO()):
+            machine.attempt(results, "speed", "one", lambda: {}["there is none"])
+            machine.attempt(results, "speed", "two", self.runner(0).run, ["true"], 1)
+        self.assertEqual([(row["name"], row["outcome"]) for row in results.rows], [("one", "fail"), ("two", "skip")])
 
     def test_what_was_wrong_is_the_first_error(self):
         done = machine.Done(1, "a.c:1: error: no such thing\nmake: *** [all] Error 2\n", 0)

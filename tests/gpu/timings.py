@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from machine import HERE, ROOT, MemoryWatch, OutOfTime, module_file
+from machine import HERE, ROOT, Failed, MemoryWatch, attempt, module_file
 from models import CONTEXT, MODELS, PEAK_TFLOPS, VOCAB, flops_per_token
 
 JOB = os.path.join(ROOT, "deploy", "jobs", "gpt2-124m.yaml")
@@ -19,10 +19,6 @@ WARMUP, STEPS = 2, 5
 CANDIDATES = (32, 64, 16)  # b
 LARGE_MICRO, LARGE_SEQUENCES = 32, 64
 TOKENS = (WARMUP + STEPS + 1) * SEQUENCES * CONTEXT
-
-
-class Failed(Exception):
-    pass
 
 
 def write_tokens(path):
@@ -78,9 +74,7 @@ class Bench:
         wanted = {"batch.global": sequences, "batch.micro": micro, "evaluation.every": 0, "job.steps": 1000000,
                   "schedule.warmup": 100, **dict(settings)}
         command = [self.gaccd, JOB, "--device", "cuda", "--output", output, "--resume", "never", *set_options(wanted)]
-        limit = min(limit, self.runner.clock.left())
-        if limit < 5:
-            raise OutOfTime("no time was left")
+        limit, over = self.runner.clock.limit(limit)
         log = self.runner.log
         log.write(f"\n$ {' '.join(command)}\n")
         log.flush()
@@ -104,7 +98,7 @@ class Bench:
         records = log_steps(output)[WARMUP:WARMUP + steps]
         if len(records) < steps:
             if ended is None:
-                raise OutOfTime(f"b = {micro}: {len(records)} of {steps} steps within {limit:.0f} s")
+                raise over(f"b = {micro}: {len(records)} of {steps} steps within {limit:.0f} s")
             raise Failed(f"exit status {ended}: {(text.strip().splitlines() or ['no output'])[-1][:200]}")
         return statistics.median(record["seconds"]["since_last_step"] for record in records), watch.most, records
 
@@ -225,9 +219,4 @@ def measure(runner, results, build, gpu, work):
                        ("124M: products", bench.beside_products), ("124M: fp16", bench.half_precision),
                        ("124M: b = 4", bench.small_micro_batch), ("124M: once a step", bench.once_a_step),
                        ("1558M", bench.large_model)):
-        try:
-            part()
-        except OutOfTime as why:
-            bench.skip(name, str(why))
-        except Failed as why:
-            results.add("speed", name, "fail", note=str(why))
+        attempt(results, "speed", name, part)
