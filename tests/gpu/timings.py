@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from machine import HERE, ROOT, Failed, MemoryWatch, attempt, module_file
+from machine import HERE, ROOT, Failed, MemoryWatch, OutOfTime, attempt, module_file
 from models import CONTEXT, MODELS, PEAK_TFLOPS, VOCAB, flops_per_token
 
 JOB = os.path.join(ROOT, "deploy", "jobs", "gpt2-124m.yaml")
@@ -133,8 +133,9 @@ class Bench:
         for micro in CANDIDATES:
             try:
                 seconds, memory, _ = self.gaccd_steps(micro)
-            except Failed as why:
-                self.results.add("speed", f"124M, bf16, b = {micro}", "fail", note=str(why))
+            except (Failed, OutOfTime) as why:
+                outcome = "fail" if isinstance(why, Failed) else "skip"
+                self.results.add("speed", f"124M, bf16, b = {micro}", outcome, note=str(why))
                 continue
             found[micro] = (SEQUENCES * CONTEXT / seconds, seconds, memory)
             self.figure(f"124M, bf16, b = {micro}", found[micro][0], "tokens/s",
