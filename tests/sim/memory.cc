@@ -24,7 +24,13 @@ namespace
 {
 
 const size_t arena_bytes = size_t(8) << 30, alignment = 256, strip_bytes = 256, quarantine_bytes = 64 << 20;
+const size_t huge_page = size_t(2) << 20;
 const unsigned char strip_fill = 0xFC, new_fill = 0xFF, freed_fill = 0xFE;
+
+size_t rounded(size_t size, size_t to)
+{
+    return (size + to - 1) / to * to;
+}
 
 struct allocation {
     size_t size;
@@ -57,9 +63,11 @@ arena &memory()
 {
     static arena *const arena = [] {
         auto *a = new struct arena();
-        void *base = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *base =
+            mmap(nullptr, arena_bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base == MAP_FAILED) fatal(__FILE__, __LINE__, "no address space for device memory");
-        a->base = static_cast<char *>(base);
+        a->base = reinterpret_cast<char *>(rounded(reinterpret_cast<uintptr_t>(base), huge_page));
+        madvise(a->base, arena_bytes, MADV_HUGEPAGE); // protecting small pages takes longer than most kernels do
         a->used.resize(size_t(options().devices));
         return a;
     }();
@@ -84,14 +92,9 @@ void explain_access(int, siginfo_t *info, void *)
     sigaction(SIGSEGV, &action_before, nullptr); // the instruction faults once more
 }
 
-size_t rounded(size_t size, size_t to)
-{
-    return (size + to - 1) / to * to;
-}
-
 void protect(const arena &a, int protection)
 {
-    if (a.opened && mprotect(a.base, a.opened, protection) != 0)
+    if (a.opened && mprotect(a.base, rounded(a.opened, huge_page), protection) != 0)
         fatal(__FILE__, __LINE__, "mprotect: %s", strerror(errno));
 }
 
