@@ -8,6 +8,12 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define PHILOX_FUNCTION static __host__ __device__ inline
+#else
+#define PHILOX_FUNCTION static inline
+#endif
+
 #define PHILOX_ROUNDS 10
 #define PHILOX_MULTIPLIER_0 0xD2511F53u
 #define PHILOX_MULTIPLIER_1 0xCD9E8D57u
@@ -15,7 +21,7 @@
 #define PHILOX_WEYL_1 0xBB67AE85u
 
 /* word[4]: the counter on entry, the random words on return. */
-static inline void philox4x32(uint32_t word[4], uint64_t key)
+PHILOX_FUNCTION void philox4x32(uint32_t word[4], uint64_t key)
 {
     uint32_t key0 = (uint32_t)key, key1 = (uint32_t)(key >> 32);
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
@@ -31,7 +37,7 @@ static inline void philox4x32(uint32_t word[4], uint64_t key)
 }
 
 /* word/2^24 >= p for the upper 24 bits of a word, as an integer comparison: the scaling by 2^24 is exact. */
-static inline uint32_t dropout_threshold(double p)
+PHILOX_FUNCTION uint32_t dropout_threshold(double p)
 {
     const double scaled = p * 0x1p24;
     const uint32_t floor = (uint32_t)scaled;

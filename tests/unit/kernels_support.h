@@ -1,6 +1,7 @@
 /*
- * What the kernels' tests share: repeatable random arrays in any element type, the instances of the CPU backend, and
- * comparison under a tolerance that follows from the type.
+ * What the kernels' tests share: repeatable random arrays in any element type, the instances under test, and comparison
+ * under a tolerance that follows from the type. The instances are those of the CPU backend, or, where KERNELS_MODULE
+ * names the file, of the GPU backend's module (the environment's KERNELS_MODULE has precedence).
  */
 #ifndef GACC_TESTS_KERNELS_SUPPORT_H
 #define GACC_TESTS_KERNELS_SUPPORT_H
@@ -18,6 +19,13 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/half.h"
 #include "kernels/kernels.h"
+
+#ifdef KERNELS_MODULE
+#include <dlfcn.h>
+
+#include "kernels/cuda/module.h"
+#include "tests/unit/kernels_mirror.h"
+#endif
 
 #define assert_near(got, want, allowed)                                                                                \
     do {                                                                                                               \
@@ -129,57 +137,116 @@ static inline void array_free(struct array *a)
     *a = (struct array){0};
 }
 
-/* The data against the exact values that the reference left: |got − want| <= relative·|want| + absolute, NaN where NaN,
- * infinite where infinite or beyond the type's range. */
-static inline void array_check(const char *what, const struct array *a, double relative, double absolute)
+/* The data against the exact values that the reference left: |got − want| <= relative·|want| + absolute +
+ * factor·each, NaN where NaN, infinite where infinite or beyond the type's range. */
+static inline void array_check_each(const char *what, const struct array *a, double relative, double absolute,
+                                    double factor, const double *each)
 {
     for (size_t i = 0; i < a->n; i++) {
         const double got = element_get(a->type, a->data, i), want = a->exact[i];
-        const double allowed = relative * fabs(want) + absolute + smallest(a->type);
+        const double allowed =
+            relative * fabs(want) + absolute + (factor > 0 ? factor * each[i] : 0) + smallest(a->type);
         if (isnan(want) ? isnan(got) : got == want || fabs(got - want) <= allowed) continue;
         fail_msg("%s[%zu]: got %.17g, want %.17g, allowed difference %.3g", what, i, got, want, allowed);
     }
 }
 
+static inline void array_check(const char *what, const struct array *a, double relative, double absolute)
+{
+    array_check_each(what, a, relative, absolute, 0, NULL);
+}
+
 /* --- instances ---------------------------------------------------------------------------------------------------- */
 
 struct instance {
-    struct kernels *cpu, *reference;
-    const struct kernel_table *cpu_table, *reference_table;
+    struct kernels *kernels, *reference;
+    const struct kernel_table *table, *reference_table;
     enum dtype type, wide;
-    enum cpu_variant variant;
-    int threads;
+    char name[40];
+    bool on_cpu;
     double unit, wide_unit; /* rounding units */
+    /* That of what a GPU rounds in between and the CPU does not: a product before the slope of an activation multiplies
+     * it, probabilities as operands. */
+    double between;
 };
+
+/* Takes the backend over. */
+static inline void instance_of(struct instance *instance, struct kernels *kernels)
+{
+    const struct kernels_options exact = {.compute_type = DTYPE_FP64, .threads = 1};
+    struct kernels *reference = kernels_open_reference(&exact);
+    const enum dtype type = kernels->compute_type;
+    assert_non_null(reference);
+    *instance = (struct instance){
+        .kernels = kernels,
+        .reference = reference,
+        .table = kernels->table,
+        .reference_table = reference->table,
+        .type = type,
+        .wide = dtype_wide(type),
+        .unit = rounding_unit(type),
+        .wide_unit = rounding_unit(dtype_wide(type)),
+    };
+}
 
 static inline bool instance_open(struct instance *instance, enum dtype type, enum cpu_variant variant, int threads)
 {
     const struct kernels_options options = {.compute_type = type, .threads = threads};
-    const struct kernels_options exact = {.compute_type = DTYPE_FP64, .threads = 1};
     struct kernels *cpu = cpu_open_variant(&options, variant);
     if (!cpu) return false;
-    struct kernels *reference = kernels_open_reference(&exact);
-    assert_non_null(reference);
-    *instance = (struct instance){
-        .cpu = cpu,
-        .reference = reference,
-        .cpu_table = cpu->table,
-        .reference_table = reference->table,
-        .type = type,
-        .wide = dtype_wide(type),
-        .variant = variant,
-        .threads = threads,
-        .unit = rounding_unit(type),
-        .wide_unit = rounding_unit(dtype_wide(type)),
-    };
+    instance_of(instance, cpu);
+    instance->on_cpu = true;
+    snprintf(instance->name, sizeof instance->name, "%s, %d threads", variant_names[variant], threads);
     return true;
 }
 
 static inline void instance_close(struct instance *instance)
 {
-    kernels_close(instance->cpu);
+    kernels_close(instance->kernels);
     kernels_close(instance->reference);
 }
+
+#ifdef KERNELS_MODULE
+
+static inline const struct cuda_module *kernels_module(void)
+{
+    static const struct cuda_module *module;
+    if (module) return module;
+    const char *chosen = getenv("KERNELS_MODULE");
+    void *library = dlopen(chosen ? chosen : KERNELS_MODULE, RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail_msg("%s", dlerror());
+    module = dlsym(library, CUDA_MODULE_SYMBOL);
+    assert_non_null(module);
+    assert_int_equal(module->abi, CUDA_MODULE_ABI);
+    int devices;
+    struct error error;
+    if (module->device_count(&devices, &error) < 0) {
+        printf("skipped: %s\n", error.text);
+        exit(77);
+    }
+    return module;
+}
+
+/* Calls test for every type, with arrays aligned as allocate() does and with arrays that are not. */
+static inline void for_each_instance(void (*test)(struct instance *))
+{
+    for (enum dtype type = DTYPE_FP32; type <= DTYPE_FP64; type++) {
+        for (size_t shift = 0; shift <= 1; shift++) {
+            const struct kernels_options options = {.compute_type = type, .threads = 1};
+            struct instance instance;
+            struct error error;
+            struct kernels *backend = kernels_module()->kernels_open(&options, 0, &error);
+            if (!backend) fail_msg("%s", error.text);
+            instance_of(&instance, mirror_open(backend, shift));
+            instance.between = type == DTYPE_BF16 || type == DTYPE_FP16 ? instance.unit : 0;
+            snprintf(instance.name, sizeof instance.name, "shifted by %zu", shift);
+            test(&instance);
+            instance_close(&instance);
+        }
+    }
+}
+
+#else
 
 /* Calls test for every type, every instruction set of this machine, and one thread and three. */
 static inline void for_each_instance(void (*test)(struct instance *))
@@ -196,8 +263,9 @@ static inline void for_each_instance(void (*test)(struct instance *))
     }
 }
 
-#define DESCRIBE(buffer, instance, format, ...)                                               \
-    snprintf(buffer, sizeof buffer, "%s %s %d threads " format, dtype_name((instance)->type), \
-             variant_names[(instance)->variant], (instance)->threads, __VA_ARGS__)
+#endif
+
+#define DESCRIBE(buffer, instance, format, ...) \
+    snprintf(buffer, sizeof buffer, "%s %s " format, dtype_name((instance)->type), (instance)->name, __VA_ARGS__)
 
 #endif

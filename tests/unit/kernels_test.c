@@ -1,7 +1,7 @@
 /*
- * Every kernel of the CPU backend, in every compute type, instruction set and with one thread and three, against the
- * reference on the same (rounded) inputs. Allowed: half a unit of the compute type for each rounding on the way, plus
- * the wide type's rounding of every term of a sum (both first-order bounds; inputs are at most 1 or 2).
+ * Every kernel of a backend, in every compute type and kind of instance (kernels_support.h), against the reference on
+ * the same (rounded) inputs. Allowed: half a unit of the compute type for each rounding on the way, plus the wide
+ * type's rounding of every term of a sum (both first-order bounds; inputs are at most 1 or 2).
  */
 #include <string.h>
 
@@ -31,8 +31,8 @@ static void linear_forward_case(struct instance *t, struct linear_shape s, enum 
                  w = array_random(t->type, s.in * s.out, 0, 1, &seed);
     struct array bias = array_random(t->type, s.out, 0, 1, &seed);
     struct array y = array_new(t->type, s.rows * row_stride(s)), pre = array_new(t->type, keeps_pre ? y.n : 0);
-    t->cpu_table->linear_forward(t->cpu, y.data, keeps_pre ? pre.data : NULL, x.data, w.data, biased ? bias.data : NULL,
-                                 s, activation);
+    t->table->linear_forward(t->kernels, y.data, keeps_pre ? pre.data : NULL, x.data, w.data, biased ? bias.data : NULL,
+                             s, activation);
     t->reference_table->linear_forward(t->reference, y.exact, keeps_pre ? pre.exact : NULL, x.exact, w.exact,
                                        biased ? bias.exact : NULL, s, activation);
     char what[200];
@@ -71,14 +71,14 @@ static void activated_again_case(struct instance *t, struct linear_shape s, enum
 {
     const size_t n = s.rows * s.in;
     struct array forward = array_new(t->type, n), again = array_new(t->type, n);
-    t->cpu_table->activation_forward(t->cpu, forward.data, pre->data, activation, n);
+    t->table->activation_forward(t->kernels, forward.data, pre->data, activation, n);
     t->reference_table->activation_forward(t->reference, forward.exact, pre->exact, activation, n);
-    t->cpu_table->linear_backward_input(t->cpu, again.data, pre->data, dy->data, w->data, pre->data, s, activation);
+    t->table->linear_backward_input(t->kernels, again.data, pre->data, dy->data, w->data, pre->data, s, activation);
     t->reference_table->linear_backward_input(t->reference, again.exact, pre->exact, dy->exact, w->exact, pre->exact, s,
                                               activation);
     assert_memory_equal(pre->data, forward.data, n * dtype_size(t->type));
     assert_memory_equal(pre->exact, forward.exact, n * sizeof(double));
-    array_check("linear_backward_input with the activation", &again, t->unit,
+    array_check("linear_backward_input with the activation", &again, t->unit + t->between,
                 t->wide_unit * (double)(s.out + 10) * (double)s.out);
     array_free(&forward), array_free(&again);
 }
@@ -90,14 +90,14 @@ static void linear_backward_input_case(struct instance *t, struct linear_shape s
                  w = array_random(t->type, s.in * s.out, 0, 1, &seed);
     struct array pre = array_random(t->type, s.rows * s.in, 0, 4, &seed), dx = array_new(t->type, s.rows * s.in);
     const bool slopes = activation != ACTIVATE_NONE;
-    t->cpu_table->linear_backward_input(t->cpu, dx.data, NULL, dy.data, w.data, slopes ? pre.data : NULL, s,
-                                        activation);
+    t->table->linear_backward_input(t->kernels, dx.data, NULL, dy.data, w.data, slopes ? pre.data : NULL, s,
+                                    activation);
     t->reference_table->linear_backward_input(t->reference, dx.exact, NULL, dy.exact, w.exact,
                                               slopes ? pre.exact : NULL, s, activation);
     char what[200];
     DESCRIBE(what, t, "linear_backward_input %zu×%zu←%zu layout %d activation %d", s.rows, s.in, s.out, s.layout,
              activation);
-    array_check(what, &dx, t->unit, t->wide_unit * (double)(s.out + 10) * (double)s.out);
+    array_check(what, &dx, t->unit + (slopes ? t->between : 0), t->wide_unit * (double)(s.out + 10) * (double)s.out);
     if (slopes) activated_again_case(t, s, activation, &dy, &w, &pre);
     array_free(&dy), array_free(&w), array_free(&pre), array_free(&dx);
 }
@@ -125,7 +125,7 @@ static void linear_backward_weight_shapes(struct instance *t)
         struct array dw = array_random(t->wide, s.in * s.out, 0, 1, &seed),
                      dbias = array_random(t->wide, s.out, 0, 1, &seed);
         for (int call = 0; call < 2; call++) { /* adds to what is there; a missing dbias is left out */
-            t->cpu_table->linear_backward_weight(t->cpu, dw.data, call ? NULL : dbias.data, dy.data, x.data, s);
+            t->table->linear_backward_weight(t->kernels, dw.data, call ? NULL : dbias.data, dy.data, x.data, s);
             t->reference_table->linear_backward_weight(t->reference, dw.exact, call ? NULL : dbias.exact, dy.exact,
                                                        x.exact, s);
         }
@@ -158,18 +158,18 @@ static void elementwise_lengths(struct instance *t)
         struct array a = array_random(t->type, n, 0, 4, &seed), b = array_random(t->type, n, 0, 2, &seed);
         struct array out = array_new(t->type, n);
         DESCRIBE(what, t, "add %zu", n);
-        t->cpu_table->add(t->cpu, out.data, a.data, b.data, n);
+        t->table->add(t->kernels, out.data, a.data, b.data, n);
         t->reference_table->add(t->reference, out.exact, a.exact, b.exact, n);
         array_check(what, &out, t->unit, 0);
-        t->cpu_table->add(t->cpu, out.data, out.data, b.data, n);
+        t->table->add(t->kernels, out.data, out.data, b.data, n);
         t->reference_table->add(t->reference, out.exact, out.exact, b.exact, n);
         array_check(what, &out, t->unit, 6 * t->unit);
         for (int activation = ACTIVATE_NONE; activation <= ACTIVATE_GELU_TANH; activation++) {
             DESCRIBE(what, t, "activation %d of %zu", activation, n);
-            t->cpu_table->activation_forward(t->cpu, out.data, a.data, (enum activation)activation, n);
+            t->table->activation_forward(t->kernels, out.data, a.data, (enum activation)activation, n);
             t->reference_table->activation_forward(t->reference, out.exact, a.exact, (enum activation)activation, n);
             array_check(what, &out, t->unit + 16 * t->wide_unit, 4 * t->wide_unit);
-            t->cpu_table->activation_backward(t->cpu, out.data, b.data, a.data, (enum activation)activation, n);
+            t->table->activation_backward(t->kernels, out.data, b.data, a.data, (enum activation)activation, n);
             t->reference_table->activation_backward(t->reference, out.exact, b.exact, a.exact,
                                                     (enum activation)activation, n);
             /* GELU's exponents reach 11, with three roundings; |dy| <= 2 */
@@ -195,12 +195,12 @@ static void dropout_lengths(struct instance *t)
             const size_t n = lengths[i];
             uint64_t seed = n;
             struct array x = array_random(t->type, 3 * n, 0, 4, &seed), out = array_new(t->type, 3 * n);
-            t->cpu_table->dropout(t->cpu, out.data, x.data, &dropout, 3, n);
+            t->table->dropout(t->kernels, out.data, x.data, &dropout, 3, n);
             t->reference_table->dropout(t->reference, out.exact, x.exact, &dropout, 3, n);
             char what[200];
             DESCRIBE(what, t, "dropout 0.%d of 3×%zu", p, n);
             array_check(what, &out, t->unit + 4 * t->wide_unit, 0);
-            t->cpu_table->dropout(t->cpu, x.data, x.data, &dropout, 3, n);
+            t->table->dropout(t->kernels, x.data, x.data, &dropout, 3, n);
             assert_memory_equal(x.data, out.data, 3 * n * dtype_size(t->type));
             array_free(&x), array_free(&out);
         }
@@ -230,10 +230,10 @@ static void embedding_widths(struct instance *t)
         struct array out = array_new(t->type, n), dout = array_random(t->type, n, 0, 1, &seed);
         struct array dwte = array_random(t->wide, VOCAB * width, 0, 1, &seed);
         struct array dwpe = array_random(t->wide, CONTEXT * width, 0, 1, &seed);
-        t->cpu_table->embedding_forward(t->cpu, out.data, tokens, wte.data, wpe.data, BATCH, CONTEXT, width);
+        t->table->embedding_forward(t->kernels, out.data, tokens, wte.data, wpe.data, BATCH, CONTEXT, width);
         t->reference_table->embedding_forward(t->reference, out.exact, tokens, wte.exact, wpe.exact, BATCH, CONTEXT,
                                               width);
-        t->cpu_table->embedding_backward(t->cpu, dwte.data, dwpe.data, dout.data, tokens, BATCH, CONTEXT, width);
+        t->table->embedding_backward(t->kernels, dwte.data, dwpe.data, dout.data, tokens, BATCH, CONTEXT, width);
         t->reference_table->embedding_backward(t->reference, dwte.exact, dwpe.exact, dout.exact, tokens, BATCH, CONTEXT,
                                                width);
         char what[200];
@@ -267,8 +267,8 @@ static void layernorm_case(struct instance *t, size_t rows, size_t width, bool r
     char what[200];
     DESCRIBE(what, t, "layernorm %zu×%zu residual %d bias %d", rows, width, residual, biased);
 
-    t->cpu_table->layernorm_forward(t->cpu, y.data, residual ? sum.data : NULL, mean.data, rstd.data, x.data,
-                                    residual ? other.data : NULL, weight.data, biased ? bias.data : NULL, rows, width);
+    t->table->layernorm_forward(t->kernels, y.data, residual ? sum.data : NULL, mean.data, rstd.data, x.data,
+                                residual ? other.data : NULL, weight.data, biased ? bias.data : NULL, rows, width);
     if (residual) { /* the norm is that of the rounded sum */
         t->reference_table->add(t->reference, sum.exact, x.exact, other.exact, n);
         array_check(what, &sum, t->unit, 0);
@@ -284,9 +284,9 @@ static void layernorm_case(struct instance *t, size_t rows, size_t width, bool r
     array_check(what, &rstd, 100 * t->wide_unit, 0);
     array_check(what, &y, t->unit, steep * 40 * t->wide_unit);
 
-    t->cpu_table->layernorm_backward(t->cpu, dx.data, residual ? other.data : NULL, dweight.data,
-                                     biased ? dbias.data : NULL, dy.data, normed->data, mean.data, rstd.data,
-                                     weight.data, rows, width);
+    t->table->layernorm_backward(t->kernels, dx.data, residual ? other.data : NULL, dweight.data,
+                                 biased ? dbias.data : NULL, dy.data, normed->data, mean.data, rstd.data, weight.data,
+                                 rows, width);
     for (size_t r = 0; r < rows; r++) {
         mean.exact[r] = element_get(t->wide, mean.data, r);
         rstd.exact[r] = element_get(t->wide, rstd.data, r);
@@ -298,8 +298,8 @@ static void layernorm_case(struct instance *t, size_t rows, size_t width, bool r
     array_check(what, &dweight, t->wide_unit, t->wide_unit * (double)(rows * rows + 10) * 4);
     array_check(what, &dbias, t->wide_unit, t->wide_unit * (double)(rows * rows + 10));
     if (residual) { /* dx may stand where dresidual stood */
-        t->cpu_table->layernorm_backward(t->cpu, other.data, other.data, dweight.data, NULL, dy.data, normed->data,
-                                         mean.data, rstd.data, weight.data, rows, width);
+        t->table->layernorm_backward(t->kernels, other.data, other.data, dweight.data, NULL, dy.data, normed->data,
+                                     mean.data, rstd.data, weight.data, rows, width);
         assert_memory_equal(other.data, dx.data, n * dtype_size(t->type));
     }
     array_free(&x), array_free(&other), array_free(&weight), array_free(&bias), array_free(&y), array_free(&sum);
@@ -323,6 +323,57 @@ static void layernorm_agrees(void **state)
 /* --- attention ------------------------------------------------------------------------------------------------------
  */
 
+/* Sums of the absolute values of all terms of out, and of dq, dk and dv, that have a probability or its gradient as an
+ * operand: a rounding of those operands changes a sum by at most so many rounding units. */
+struct magnitudes {
+    double *out, *dqkv;
+};
+
+struct terms {
+    const double *qkv, *dout, *out, *lse; /* of the reference */
+    const struct dropout *drops;
+    struct attention_shape shape;
+};
+
+/* What query i and key j of a head bring; `at` is the head's first column, `row` the sequence's first row. */
+static void add_magnitudes(struct magnitudes *sums, const struct terms *x, size_t row, size_t head, size_t i, size_t j)
+{
+    const size_t size = x->shape.head_size, width = x->shape.heads * size, context = x->shape.context;
+    const size_t at_i = (row + i) * 3 * width + head * size, at_j = (row + j) * 3 * width + head * size;
+    const size_t out_i = (row + i) * width + head * size;
+    const uint64_t element = (head * context + i) * context + j;
+    const double scale = 1 / sqrt((double)size);
+    double s = 0, dp = 0, mean = 0, m = 1;
+    if (x->drops) {
+        const uint64_t sequence = x->drops->sequence[row / context];
+        m = dropout_keeps(x->drops->p, *x->drops->key, x->drops->site, sequence, element) / (1 - x->drops->p);
+    }
+    for (size_t d = 0; d < size; d++) {
+        s += x->qkv[at_i + d] * x->qkv[at_j + width + d] * scale;
+        dp += x->dout[out_i + d] * x->qkv[at_j + 2 * width + d];
+        mean += x->dout[out_i + d] * x->out[out_i + d];
+    }
+    const double p = exp(s - x->lse[(row / context * x->shape.heads + head) * context + i]);
+    const double ds = fabs(p * (m * dp - mean)) * scale;
+    for (size_t d = 0; d < size; d++) {
+        sums->out[out_i + d] += m * p * fabs(x->qkv[at_j + 2 * width + d]);
+        sums->dqkv[at_i + d] += ds * fabs(x->qkv[at_j + width + d]);
+        sums->dqkv[at_j + width + d] += ds * fabs(x->qkv[at_i + d]);
+        sums->dqkv[at_j + 2 * width + d] += m * p * fabs(x->dout[out_i + d]);
+    }
+}
+
+static struct magnitudes magnitudes_of(const struct terms *x)
+{
+    const size_t rows = x->shape.batch * x->shape.context, width = x->shape.heads * x->shape.head_size;
+    struct magnitudes sums = {calloc(rows * width, sizeof(double)), calloc(rows * 3 * width, sizeof(double))};
+    for (size_t row = 0; row < rows; row += x->shape.context)
+        for (size_t head = 0; head < x->shape.heads; head++)
+            for (size_t i = 0; i < x->shape.context; i++)
+                for (size_t j = 0; j <= i; j++) add_magnitudes(&sums, x, row, head, i, j);
+    return sums;
+}
+
 static void attention_case(struct instance *t, struct attention_shape s, double p, size_t attention_rows)
 {
     const size_t width = s.heads * s.head_size, rows = s.batch * s.context;
@@ -338,30 +389,35 @@ static void attention_case(struct instance *t, struct attention_shape s, double 
     char what[200];
     DESCRIBE(what, t, "attention %zu×%zu, %zu heads of %zu, dropout %g, %zu rows", s.batch, s.context, s.heads,
              s.head_size, p, attention_rows);
-    t->cpu_table->attention_forward(t->cpu, out.data, lse.data, qkv.data, drops, s);
+    t->table->attention_forward(t->kernels, out.data, lse.data, qkv.data, drops, s);
     t->reference_table->attention_forward(t->reference, out.exact, lse.exact, qkv.exact, drops, s);
     /* an error of ε in the scores, at most 4·√size, is one of ε in lse and of 2ε relatively in every probability */
     const double score_error = t->wide_unit * 4 * sqrt((double)s.head_size) * (double)(s.head_size + 8);
+    const struct terms terms = {qkv.exact, dout.exact, out.exact, lse.exact, drops, s};
+    struct magnitudes rounded = magnitudes_of(&terms);
     array_check(what, &lse, 4 * t->wide_unit, score_error);
-    array_check(what, &out, t->unit, (2 * score_error + t->wide_unit * 40) * 2 / (1 - p));
+    array_check_each(what, &out, t->unit, (2 * score_error + t->wide_unit * 40) * 2 / (1 - p), t->between, rounded.out);
 
-    ((struct cpu *)t->cpu)->attention_rows = attention_rows;
-    t->cpu_table->attention_backward(t->cpu, dqkv.data, dout.data, out.data, lse.data, qkv.data, drops, s);
-    ((struct cpu *)t->cpu)->attention_rows = SIZE_MAX;
+    if (t->on_cpu) ((struct cpu *)t->kernels)->attention_rows = attention_rows;
+    t->table->attention_backward(t->kernels, dqkv.data, dout.data, out.data, lse.data, qkv.data, drops, s);
+    if (t->on_cpu) ((struct cpu *)t->kernels)->attention_rows = SIZE_MAX;
     for (size_t i = 0; i < out.n; i++) out.exact[i] = element_get(t->type, out.data, i);
     for (size_t i = 0; i < lse.n; i++) lse.exact[i] = element_get(t->wide, lse.data, i);
     t->reference_table->attention_backward(t->reference, dqkv.exact, dout.exact, out.exact, lse.exact, qkv.exact, drops,
                                            s);
     const double sums = (double)(s.context < 40 ? s.context : 40); /* Σ p <= context; all p together matter little */
-    array_check(what, &dqkv, t->unit,
-                sums * (score_error + 100 * t->wide_unit) * 4 * sqrt((double)s.head_size) / (1 - p));
+    array_check_each(what, &dqkv, t->unit,
+                     sums * (score_error + 100 * t->wide_unit) * 4 * sqrt((double)s.head_size) / (1 - p), t->between,
+                     rounded.dqkv);
+    free(rounded.out), free(rounded.dqkv);
     array_free(&qkv), array_free(&out), array_free(&lse), array_free(&dout), array_free(&dqkv);
 }
 
 static void attention_shapes(struct instance *t)
 {
     static const struct attention_shape shapes[] = {
-        {1, 1, 1, 1}, {2, 33, 2, 3}, {3, 64, 2, 32}, {1, 65, 3, 16}, {1, 100, 1, 65}, {1, 200, 2, 8}, {1, 40, 1, 600},
+        {1, 1, 1, 1},   {2, 33, 2, 3},   {3, 64, 2, 32},  {1, 65, 3, 16},  {1, 100, 1, 65},
+        {1, 200, 2, 8}, {1, 40, 1, 600}, {1, 132, 1, 64}, {2, 72, 1, 104},
     };
     for (size_t i = 0; i < COUNT(shapes); i++) {
         attention_case(t, shapes[i], 0, SIZE_MAX);
@@ -398,10 +454,10 @@ static void cross_entropy_case(struct instance *t, size_t rows, size_t repeat, s
     memcpy(before.data, logits.data, logits.n * dtype_size(t->type));
     char what[200];
     DESCRIBE(what, t, "cross_entropy %zu/%zu×%zu of %zu", rows, repeat, classes, stride);
-    t->cpu_table->cross_entropy(t->cpu, logits.data, target, weight, NULL, rows, repeat, classes, stride, &forward);
+    t->table->cross_entropy(t->kernels, logits.data, target, weight, NULL, rows, repeat, classes, stride, &forward);
     assert_memory_equal(logits.data, before.data,
                         logits.n * dtype_size(t->type)); /* without seeds nothing is written */
-    t->cpu_table->cross_entropy(t->cpu, logits.data, target, weight, seeds.data, rows, repeat, classes, stride, &loss);
+    t->table->cross_entropy(t->kernels, logits.data, target, weight, seeds.data, rows, repeat, classes, stride, &loss);
     t->reference_table->cross_entropy(t->reference, logits.exact, target, weight, seeds.exact, rows, repeat, classes,
                                       stride, &want);
     assert_true(loss == forward);
@@ -442,12 +498,12 @@ static void rows_of_data(struct instance *t)
             if (e % 3 == 0) x[e] = (e % 2 ? 1 : -1) * tie * (1 + (double)((int)(e % 5) - 2) * 0x1p-45);
             if (weight[e / columns] == 0) x[e] = (double)NAN;
         }
-        t->cpu_table->cast_rows(t->cpu, out.data, x, weight, rows, columns);
+        t->table->cast_rows(t->kernels, out.data, x, weight, rows, columns);
         t->reference_table->cast_rows(t->reference, out.exact, x, weight, rows, columns);
         char what[200];
         DESCRIBE(what, t, "cast_rows %zu×%zu", rows, columns);
         array_check(what, &out, t->unit, 0);
-        t->cpu_table->linear_loss(t->cpu, x, weight, w.data, rows, columns, &loss);
+        t->table->linear_loss(t->kernels, x, weight, w.data, rows, columns, &loss);
         t->reference_table->linear_loss(t->reference, x, weight, w.exact, rows, columns, &want);
         assert_near(loss, want, 1e-12 * (1 + fabs(want)));
         array_free(&noise), array_free(&w), array_free(&out);
@@ -475,14 +531,14 @@ static void squared_error_case(struct instance *t, size_t rows, size_t outputs, 
     }
     char what[200];
     DESCRIBE(what, t, "squared_error %zu×%zu", rows, outputs);
-    t->cpu_table->squared_error(t->cpu, gradient.data, prediction.data, target.exact, weight, seeds.data, factor, rows,
-                                outputs, &loss);
+    t->table->squared_error(t->kernels, gradient.data, prediction.data, target.exact, weight, seeds.data, factor, rows,
+                            outputs, &loss);
     t->reference_table->squared_error(t->reference, gradient.exact, prediction.exact, target.exact, weight, seeds.exact,
                                       factor, rows, outputs, &want);
     assert_near(loss, want, 1e-14 * (double)(16 * n + 1));
     array_check(what, &gradient, t->unit + 2 * t->wide_unit, 0);
-    t->cpu_table->squared_error(t->cpu, prediction.data, prediction.data, target.exact, weight, seeds.data, factor,
-                                rows, outputs, &loss);
+    t->table->squared_error(t->kernels, prediction.data, prediction.data, target.exact, weight, seeds.data, factor,
+                            rows, outputs, &loss);
     assert_memory_equal(prediction.data, gradient.data, n * dtype_size(t->type));
     array_free(&prediction), array_free(&gradient), array_free(&seeds), array_free(&target);
     free(weight);
@@ -515,14 +571,14 @@ static void parameter_lengths(struct instance *t)
         struct array in = array_random(t->wide, n, 0, 100, &seed), addend = array_random(t->type, n, 0, 1, &seed);
         struct array rounded = array_new(t->type, n);
         DESCRIBE(what, t, "cast, accumulate, check of %zu", n);
-        t->cpu_table->cast(t->cpu, rounded.data, in.data, n);
+        t->table->cast(t->kernels, rounded.data, in.data, n);
         t->reference_table->cast(t->reference, rounded.exact, in.exact, n);
         array_check(what, &rounded, t->unit, 0);
-        t->cpu_table->accumulate(t->cpu, in.data, addend.data, n);
+        t->table->accumulate(t->kernels, in.data, addend.data, n);
         t->reference_table->accumulate(t->reference, in.exact, addend.exact, n);
         array_check(what, &in, t->wide_unit, 0);
         for (size_t e = 0; e < n; e++) in.exact[e] = element_get(t->wide, in.data, e);
-        const struct gradient_check got = checked(t->cpu, in.data, n, 1.0 / 3);
+        const struct gradient_check got = checked(t->kernels, in.data, n, 1.0 / 3);
         const struct gradient_check want = checked(t->reference, in.exact, n, 1.0 / 3);
         assert_int_equal(got.nonfinite, 0);
         assert_near(got.sum_squares_scaled, want.sum_squares_scaled, 1e-13 * want.sum_squares_scaled);
@@ -530,7 +586,7 @@ static void parameter_lengths(struct instance *t)
         for (size_t bad = 0; bad < n; bad += n / 3 + 1) {
             for (int kind = 0; kind < 3; kind++) {
                 array_set(&in, bad, kind == 0 ? (double)NAN : kind == 1 ? (double)INFINITY : -(double)INFINITY);
-                assert_true(checked(t->cpu, in.data, n, 1).nonfinite > 0);
+                assert_true(checked(t->kernels, in.data, n, 1).nonfinite > 0);
                 array_set(&in, bad, 1);
             }
         }
@@ -568,7 +624,7 @@ static void update_lengths(struct instance *t)
             struct array v = array_random(t->wide, n, 0, 0, &seed);
             for (step.t = 1; step.t <= 4; step.t++) {
                 struct array g = array_random(t->wide, n, 0, 1 / step.unscale, &seed);
-                t->cpu_table->update(t->cpu, w.data, moment ? m.data : NULL, adamw ? v.data : NULL, g.data, n, &step);
+                t->table->update(t->kernels, w.data, moment ? m.data : NULL, adamw ? v.data : NULL, g.data, n, &step);
                 t->reference_table->update(t->reference, w.exact, moment ? m.exact : NULL, adamw ? v.exact : NULL,
                                            g.exact, n, &step);
                 array_free(&g);
