@@ -1,0 +1,44 @@
+/*
+ * A device that fails: the first error is the one that is told, by wait and download, from then on.
+ */
+#include <string.h>
+
+#include "tests/unit/kernels_support.h"
+
+static struct kernels *backend;
+
+/* Whether waiting tells of a failure that has this in its text. */
+static void assert_told(const char *what)
+{
+    struct error error;
+    float host;
+    assert_int_equal(backend->table->wait(backend, &error), -STATUS_INTERNAL);
+    if (!strstr(error.text, what)) fail_msg("\"%s\" does not name %s", error.text, what);
+    assert_int_equal(backend->table->download(backend, &host, NULL, 0, &error), -STATUS_INTERNAL);
+    assert_non_null(strstr(error.text, what));
+}
+
+static void a_call_that_fails_is_named_and_stays_the_reason(void **state)
+{
+    (void)state;
+    struct error error;
+    backend = kernels_module()->kernels_open(&(struct kernels_options){DTYPE_FP32, 1}, 0, &error);
+    if (!backend) fail_msg("%s", error.text);
+    float *x = backend->table->allocate(backend, 64);
+    backend->table->add(backend, x, x, x, 16);
+    assert_int_equal(backend->table->wait(backend, &error), 0);
+    backend->table->accumulate(backend, x, x + 8, 8); /* the third launch: opening was one */
+    backend->table->add(backend, x, x, x, 16);
+    assert_told("accumulate");
+    backend->table->cast(backend, x, x, 16);
+    assert_told("accumulate");
+    backend->table->release(backend, x);
+    kernels_close(backend);
+}
+
+int main(void)
+{
+    setenv("SIM_FAIL", "cudaLaunchKernel:3:701", 1);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_call_that_fails_is_named_and_stays_the_reason)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
