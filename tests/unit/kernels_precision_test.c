@@ -299,23 +299,29 @@ static void weight_gradients_are_never_rounded_to_the_compute_type(void **state)
     for_each_instance(weight_gradient_beyond_fp16);
 }
 
-static void poisoned_losses(struct instance *t)
+static void poisoned_row(struct instance *t, size_t stride, size_t at, double bad)
 {
     enum { CLASSES = 67 };
-    const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     const double weight[2] = {1, 1};
+    struct array logits = array_new(t->type, 2 * stride), seed = array_new(t->wide, 2);
+    for (size_t i = 0; i < logits.n; i++) array_set(&logits, i, i == at ? bad : 0.5);
+    array_set(&seed, 0, 1), array_set(&seed, 1, 1);
+    double loss = 0;
+    t->table->cross_entropy(t->kernels, logits.data, (int32_t[]){5, 5}, weight, seed.data, 2, 1, CLASSES, stride,
+                            &loss);
+    assert_true(isnan(loss));
+    for (size_t i = 0; i < logits.n; i++)
+        assert_int_equal(isnan(element_get(t->type, logits.data, i)) != 0, i < CLASSES);
+    array_free(&logits), array_free(&seed);
+}
+
+static void poisoned_losses(struct instance *t)
+{
+    const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (size_t kind = 0; kind < 3; kind++) {
-        for (size_t at = 0; at < CLASSES; at += 33) {
-            struct array logits = array_new(t->type, 2 * CLASSES), seed = array_new(t->wide, 2);
-            for (size_t i = 0; i < 2 * CLASSES; i++) array_set(&logits, i, i == at ? bad[kind] : 0.5);
-            array_set(&seed, 0, 1), array_set(&seed, 1, 1);
-            double loss = 0;
-            t->table->cross_entropy(t->kernels, logits.data, (int32_t[]){5, 5}, weight, seed.data, 2, 1, CLASSES,
-                                    CLASSES, &loss);
-            assert_true(isnan(loss));
-            for (size_t i = 0; i < 2 * CLASSES; i++)
-                assert_int_equal(isnan(element_get(t->type, logits.data, i)) != 0, i < CLASSES);
-            array_free(&logits), array_free(&seed);
+        for (size_t at = 0; at < 67; at += 33) {
+            poisoned_row(t, 67, at, bad[kind]);
+            poisoned_row(t, 72, at, bad[kind]);
         }
     }
 }

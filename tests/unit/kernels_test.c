@@ -216,39 +216,44 @@ static void dropout_takes_the_defined_bits(void **state)
 /* --- embedding -----------------------------------------------------------------------------------------------------
  */
 
-static void embedding_widths(struct instance *t)
+/* Tokens 0, apart, 2·apart … 4·apart, every one several times. */
+static void embedding_case(struct instance *t, size_t batch, size_t context, size_t width, size_t apart)
 {
-    enum { BATCH = 3, CONTEXT = 9, VOCAB = 5 };
+    const size_t rows = batch * context, vocabulary = 4 * apart + 1;
+    uint64_t seed = width;
+    int32_t *tokens = malloc(rows * sizeof *tokens);
+    for (size_t r = 0; r < rows; r++) tokens[r] = (int32_t)(r * r % 5 * apart);
+    struct array wte = array_random(t->type, vocabulary * width, 0, 1, &seed),
+                 wpe = array_random(t->type, context * width, 0, 1, &seed);
+    struct array out = array_new(t->type, rows * width), dout = array_random(t->type, rows * width, 0, 1, &seed);
+    struct array dwte = array_random(t->wide, vocabulary * width, 0, 1, &seed);
+    struct array dwpe = array_random(t->wide, context * width, 0, 1, &seed);
+    t->table->embedding_forward(t->kernels, out.data, tokens, wte.data, wpe.data, batch, context, width);
+    t->reference_table->embedding_forward(t->reference, out.exact, tokens, wte.exact, wpe.exact, batch, context, width);
+    t->table->embedding_backward(t->kernels, dwte.data, dwpe.data, dout.data, tokens, batch, context, width);
+    t->reference_table->embedding_backward(t->reference, dwte.exact, dwpe.exact, dout.exact, tokens, batch, context,
+                                           width);
+    char what[200];
+    DESCRIBE(what, t, "embedding of %zu×%zu, width %zu", batch, context, width);
+    const double terms = (double)rows + 3;
+    array_check(what, &out, t->unit, 0);
+    array_check(what, &dwte, t->wide_unit, t->wide_unit * terms * terms);
+    array_check(what, &dwpe, t->wide_unit, t->wide_unit * 4 * 4);
+    array_free(&wte), array_free(&wpe), array_free(&out), array_free(&dout), array_free(&dwte), array_free(&dwpe);
+    free(tokens);
+}
+
+static void embedding_shapes(struct instance *t)
+{
     static const size_t widths[] = {1, 3, 65, 129, 600};
-    for (size_t i = 0; i < COUNT(widths); i++) {
-        const size_t width = widths[i], n = BATCH * CONTEXT * width;
-        uint64_t seed = width;
-        int32_t tokens[BATCH * CONTEXT]; /* every token several times */
-        for (size_t r = 0; r < BATCH * CONTEXT; r++) tokens[r] = (int32_t)(r * r % VOCAB);
-        struct array wte = array_random(t->type, VOCAB * width, 0, 1, &seed),
-                     wpe = array_random(t->type, CONTEXT * width, 0, 1, &seed);
-        struct array out = array_new(t->type, n), dout = array_random(t->type, n, 0, 1, &seed);
-        struct array dwte = array_random(t->wide, VOCAB * width, 0, 1, &seed);
-        struct array dwpe = array_random(t->wide, CONTEXT * width, 0, 1, &seed);
-        t->table->embedding_forward(t->kernels, out.data, tokens, wte.data, wpe.data, BATCH, CONTEXT, width);
-        t->reference_table->embedding_forward(t->reference, out.exact, tokens, wte.exact, wpe.exact, BATCH, CONTEXT,
-                                              width);
-        t->table->embedding_backward(t->kernels, dwte.data, dwpe.data, dout.data, tokens, BATCH, CONTEXT, width);
-        t->reference_table->embedding_backward(t->reference, dwte.exact, dwpe.exact, dout.exact, tokens, BATCH, CONTEXT,
-                                               width);
-        char what[200];
-        DESCRIBE(what, t, "embedding of width %zu", width);
-        array_check(what, &out, t->unit, 0);
-        array_check(what, &dwte, t->wide_unit, t->wide_unit * 30 * 30);
-        array_check(what, &dwpe, t->wide_unit, t->wide_unit * 4 * 4);
-        array_free(&wte), array_free(&wpe), array_free(&out), array_free(&dout), array_free(&dwte), array_free(&dwpe);
-    }
+    for (size_t i = 0; i < COUNT(widths); i++) embedding_case(t, 3, 9, widths[i], 1);
+    embedding_case(t, 3, 400, 8, 1024); /* more rows, and tokens farther apart, than a GPU's block lists at a time */
 }
 
 static void embedding_agrees_and_adds_repeated_tokens(void **state)
 {
     (void)state;
-    for_each_instance(embedding_widths);
+    for_each_instance(embedding_shapes);
 }
 
 /* --- LayerNorm ------------------------------------------------------------------------------------------------------
