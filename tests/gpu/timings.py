@@ -36,6 +36,19 @@ def set_options(settings):
     return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
 
+def stop(process):
+    """The first signal asks for a checkpoint and the end, the second for the end."""
+    for patience in (0.5, 10):
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            pass
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def log_steps(output):
     try:
         with open(os.path.join(output, "log.jsonl")) as file:
@@ -71,8 +84,8 @@ class Bench:
         what is written at its end is no part of this."""
         output = os.path.join(self.directory, "run")
         shutil.rmtree(output, ignore_errors=True)
-        wanted = {"batch.global": sequences, "batch.micro": micro, "evaluation.every": 0, "job.steps": 1000000,
-                  "schedule.warmup": 100, **dict(settings)}
+        wanted = {"batch.global": sequences, "batch.micro": micro, "evaluation.every": 0, "checkpoint.every": 0,
+                  "job.steps": 1000000, "schedule.warmup": 100, **dict(settings)}
         command = [self.gaccd, JOB, "--device", "cuda", "--output", output, "--resume", "never", *set_options(wanted)]
         limit, over = self.runner.clock.limit(limit)
         log = self.runner.log
@@ -86,12 +99,7 @@ class Bench:
             while process.poll() is None and len(log_steps(output)) < WARMUP + steps and time.monotonic() < end:
                 time.sleep(0.1)
             ended = process.poll()
-            try:
-                process.send_signal(signal.SIGINT)
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            stop(process)
         with open(said) as err:
             text = err.read()
         log.write(text)
