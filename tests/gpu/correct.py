@@ -77,9 +77,12 @@ def read_tensors(path):
 
 
 class Trained:
-    def __init__(self, directory):
+    def __init__(self, directory, device):
         with open(os.path.join(directory, "log.jsonl")) as file:
-            self.steps = [record for record in map(json.loads, file) if record["type"] == "step"]
+            records = [json.loads(line) for line in file]
+        if not records[0]["device"].startswith(device):
+            raise Failed(f"asked for {device}, it was trained on {records[0]['device']}")
+        self.steps = [record for record in records if record["type"] == "step"]
         for record in self.steps:
             del record["seconds"]
         self.losses = [record["loss"] for record in self.steps]
@@ -115,7 +118,7 @@ class Jobs:
         done = self.runner.run(command, 60, directory=self.directory)
         if done.status != 0:
             raise Failed(f"exit status {done.status}: {done.why()}")
-        return Trained(output)
+        return Trained(output, device)
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ def check_gpt_further(results, jobs_, path, exact, start):
 
 def verify(results, jobs_, path):
     output = os.path.join(jobs_.directory, "verify")
-    done = jobs_.runner.run([jobs_.gaccd, "verify", path, "--device", jobs_.gpu_device, "--output", output], 90,
+    done = jobs_.runner.run([jobs_.gaccd, "verify", path, "--device", jobs_.gpu_device, "--output", output], 120,
                             directory=jobs_.directory)
     results.add("correct", "gaccd verify", "pass" if done.status == 0 else "fail", note=done.why().split("; receipt")[0])
 

@@ -209,7 +209,7 @@ class Runner:
 
     def __init__(self, clock, variables, log):
         self.clock, self.environment = clock, variables
-        self.log = open(log, "a", encoding="utf-8", errors="replace")
+        self.log = open(log, "w", encoding="utf-8", errors="replace")
 
     def run(self, command, limit, extra=(), separate=False, directory=None):
         """separate: only standard output is returned; the log has both. Raises OutOfTime and TooSlow."""
