@@ -106,7 +106,7 @@ class MemoryWatch:
         return int(found[0]) if found else 0
 
     def watch(self):
-        while not self.over.wait(0.2):
+        while not self.over.wait(0.5):
             self.most = max(self.most, self.used() - self.before)
 
 
@@ -211,15 +211,17 @@ class Runner:
         self.clock, self.environment = clock, variables
         self.log = open(log, "w", encoding="utf-8", errors="replace")
 
-    def run(self, command, limit, extra=(), separate=False, directory=None):
-        """separate: only standard output is returned; the log has both. Raises OutOfTime and TooSlow."""
+    def run(self, command, limit, extra=(), separate=False, directory=None, plain=False):
+        """separate: only standard output is returned; the log has both. plain: in the environment that this program was started
+        in. Raises OutOfTime and TooSlow."""
         limit, over = self.clock.limit(limit)
         began = time.monotonic()
         self.log.write(f"\n$ {' '.join(command)}\n")
         self.log.flush()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
                                    stderr=self.log if separate else subprocess.STDOUT, cwd=directory or ROOT,
-                                   env=dict(self.environment, **dict(extra)), start_new_session=True)
+                                   env=dict(os.environ if plain else self.environment, **dict(extra)),
+                                   start_new_session=True)
         try:
             out, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

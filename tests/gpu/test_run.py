@@ -95,6 +95,12 @@ class Limits(Case):
             self.runner().run(["sh", "-c", f"(sleep 30; touch {self.path('late')}) & sleep 30"], 1)
         self.assertLess(time.monotonic() - began, 10)
 
+    def test_what_others_brought_runs_without_the_packages(self):
+        runner = self.runner()
+        runner.environment["GACC_PACKED"] = "yes"
+        said = [runner.run(["sh", "-c", "echo $GACC_PACKED"], 10, plain=plain).out for plain in (False, True)]
+        self.assertEqual(said, ["yes\n", "\n"])
+
     def test_no_command_starts_when_the_time_is_over(self):
         with self.assertRaises(machine.OutOfTime):
             self.runner(0).run(["touch", self.path("late")], 10)

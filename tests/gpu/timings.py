@@ -111,8 +111,7 @@ class Bench:
         return statistics.median(record["seconds"]["since_last_step"] for record in records), watch.most, records
 
     def torch(self, *arguments, limit=120):
-        # Not with the packages' environment: PyTorch brings its own libraries.
-        done = self.runner.run([sys.executable, TORCH, *map(str, arguments)], limit, separate=True)
+        done = self.runner.run([sys.executable, TORCH, *map(str, arguments)], limit, separate=True, plain=True)
         if done.status != 0:
             raise Failed(f"torch_gpt2.py {arguments[0]}: exit status {done.status}; see speed.log")
         return json.loads(done.out.strip().splitlines()[-1])
