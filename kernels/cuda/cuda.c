@@ -142,19 +142,23 @@ struct recording {
 static void cuda_record(struct kernels *kernels)
 {
     struct cuda *cuda = cuda_enter(kernels);
+    cuda->failed_before = cuda->failure.status != STATUS_DONE;
     cuda_note(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "record");
 }
 
+/* What failed between record and here is no failure of the device: the caller runs the work unrecorded. */
 static struct recording *cuda_recorded(struct kernels *kernels)
 {
     struct cuda *cuda = cuda_enter(kernels);
     cudaGraph_t graph = NULL;
     struct recording *recording = malloc(sizeof *recording);
-    const bool ended = cudaStreamEndCapture(cuda->stream, &graph) == cudaSuccess;
+    const bool whole = cuda->failed_before || cuda->failure.status == STATUS_DONE;
+    const bool ended = cudaStreamEndCapture(cuda->stream, &graph) == cudaSuccess && whole;
     const bool made = ended && recording && cudaGraphInstantiate(&recording->graph, graph, 0) == cudaSuccess;
     if (graph) cudaGraphDestroy(graph);
     if (made) return recording;
-    cudaGetLastError(); /* the caller runs the work unrecorded */
+    cudaGetLastError();
+    if (!whole) cuda->failure.status = STATUS_DONE;
     free(recording);
     return NULL;
 }

@@ -39,6 +39,7 @@ struct cuda {
     struct cuda_upload upload;
     struct cuda_products *products;
     struct error failure; /* status 0: none so far */
+    bool failed_before;   /* when recording began */
     bool range_open;
 };
 

@@ -1,5 +1,6 @@
 /*
- * A device that fails: the first error is the one that is told, by wait and download, from then on.
+ * A device that fails: the first error is the one that is told, by wait and download, from then on. What fails while
+ * work is recorded is only a recording that is not made.
  */
 #include <string.h>
 
@@ -27,7 +28,14 @@ static void a_call_that_fails_is_named_and_stays_the_reason(void **state)
     float *x = backend->table->allocate(backend, 64);
     backend->table->add(backend, x, x, x, 16);
     assert_int_equal(backend->table->wait(backend, &error), 0);
+    backend->table->record(backend);
     backend->table->accumulate(backend, x, x + 8, 8); /* the third launch: opening was one */
+    assert_null(backend->table->recorded(backend));
+    backend->table->record(backend);
+    backend->table->add(backend, x, x, x, 16);
+    assert_null(backend->table->recorded(backend)); /* it cannot be made runnable */
+    assert_int_equal(backend->table->wait(backend, &error), 0);
+    backend->table->accumulate(backend, x, x + 8, 8); /* the fifth */
     backend->table->add(backend, x, x, x, 16);
     assert_told("accumulate");
     backend->table->cast(backend, x, x, 16);
@@ -38,7 +46,7 @@ static void a_call_that_fails_is_named_and_stays_the_reason(void **state)
 
 int main(void)
 {
-    setenv("SIM_FAIL", "cudaLaunchKernel:3:701", 1);
+    setenv("SIM_FAIL", "cudaLaunchKernel:3:701,cudaLaunchKernel:5:701,cudaGraphInstantiate:1:2", 1);
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_call_that_fails_is_named_and_stays_the_reason)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -486,6 +486,18 @@ static void cross_entropy_agrees_and_rows_of_weight_0_leave_no_trace(void **stat
     for_each_instance(cross_entropy_shapes);
 }
 
+/* No neighbour of out[i] is nearer to the exact x. Of 16-bit types: the bits of a neighbour are one more or one less.
+ */
+static void assert_nearest(const struct array *out, size_t i, double x)
+{
+    if (out->type != DTYPE_BF16 && out->type != DTYPE_FP16) return;
+    const uint16_t bits = ((const uint16_t *)out->data)[i],
+                   neighbours[2] = {(uint16_t)(bits - 1), (uint16_t)(bits + 1)};
+    const double distance = fabs(element_get(out->type, out->data, i) - x);
+    for (size_t n = 0; n < 2 && (bits & 0x7fff); n++)
+        assert_true(distance <= fabs(element_get(out->type, neighbours, n) - x));
+}
+
 /* Doubles that lie beside a tie between two numbers of the type, and rows of weight 0 that hold anything. */
 static void rows_of_data(struct instance *t)
 {
@@ -508,6 +520,8 @@ static void rows_of_data(struct instance *t)
         char what[200];
         DESCRIBE(what, t, "cast_rows %zu×%zu", rows, columns);
         array_check(what, &out, t->unit, 0);
+        for (size_t e = 0; e < rows * columns; e++)
+            if (weight[e / columns] != 0) assert_nearest(&out, e, x[e]);
         t->table->linear_loss(t->kernels, x, weight, w.data, rows, columns, &loss);
         t->reference_table->linear_loss(t->reference, x, weight, w.exact, rows, columns, &want);
         assert_near(loss, want, 1e-12 * (1 + fabs(want)));
