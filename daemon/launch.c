@@ -57,6 +57,7 @@ struct launch {
     bool finished; /* nothing to do: an earlier start did it */
     char shared_memory[256];
     struct comm *comm;
+    struct device *device; /* NULL: the CPU */
 
     pthread_mutex_t ending; /* of the thread that ends this process, before it has said all; never given back */
     pthread_mutex_t lock;
@@ -170,7 +171,7 @@ static int prepare_job(struct launch *launch, struct error *error)
     overrides.ranks = launch->place.ranks;
     int status = job_load(&launch->job, launch->options->job_path, &overrides, stderr, error);
     if (!status && launch->job->verify == GACC__V1__VERIFY__VERIFY_REQUIRED)
-        status = receipt_require(launch->job, error);
+        status = receipt_require(launch->job, RECEIPT_ANY_DEVICE, error);
     if (!status) status = start_coordinator(launch, error);
     return status;
 }
@@ -458,11 +459,22 @@ static int export_model(const struct launch *launch, struct session *session, st
     return gpt_config_write(launch->job->model, path, error);
 }
 
+/* Receipts of verify name the device, which is known only here, after the last fork. */
+static int choose_device(struct launch *launch, struct error *error)
+{
+    int status = device_open(&launch->device, launch->options->device, launch->comm, error);
+    if (status || launch->place.rank != 0) return status;
+    if (launch->device && *launch->device->warning) complain_as_rank(launch, launch->device->warning);
+    if (launch->job->verify != GACC__V1__VERIFY__VERIFY_REQUIRED) return 0;
+    return receipt_require(launch->job, launch->device ? launch->device->model : NULL, error);
+}
+
 static int train(const struct launch *launch, struct control *control, struct error *error)
 {
     struct session *session;
     struct error why;
-    if (session_open(&session, launch->job, launch->comm, control, NULL, &why))
+    const struct session_options options = {.device = launch->device};
+    if (session_open(&session, launch->job, launch->comm, control, &options, &why))
         return say_cannot_start(launch, control, &why, error);
     int status = session_run(session, error);
     if (!status && !session_has_stopped(session)) status = export_model(launch, session, error);
@@ -517,7 +529,12 @@ static int work(struct launch *launch, struct error *error)
     if (status) end_unheard(launch, error);
     enter_stage(launch, STAGE_JOINED, control);
     if (launch->wants_stop[0]) end_at_once(launch, launch->wants_stop);
-    status = train(launch, control, error);
+    struct error why;
+    if (choose_device(launch, &why))
+        status = say_cannot_start(launch, control, &why, error);
+    else
+        status = train(launch, control, error);
+    device_close(launch->device);
     status = finish(launch, control, status, error);
     const enum status outcome = status ? error->status : STATUS_DONE;
     pthread_mutex_lock(&launch->lock);

@@ -10,11 +10,13 @@
 #include "daemon/job/job.h"
 #include "daemon/place.h"
 #include "worker/comm.h"
+#include "worker/device.h"
 
 struct launch_options {
     const char *job_path;
     struct job_overrides overrides;
     const char *resume; /* --resume: auto (or NULL), never, or the directory of a checkpoint */
+    enum device_wanted device;
 };
 
 /* Returns the exit status of this rank; every message is printed. */

@@ -18,6 +18,8 @@
 #include "daemon/slip.h"
 #include "daemon/verification.h"
 #include "worker/data/data.h"
+#include "worker/memory.h"
+#include "worker/session.h"
 
 #define SETS_MAX 256
 
@@ -53,23 +55,51 @@ static int flush_output(void)
 
 /* ---- the subcommands ---- */
 
-static int check_device(const char *device)
+static int take_device(const char *text, enum device_wanted *device)
 {
-    if (!device || !strcmp(device, "auto") || !strcmp(device, "cpu")) return 0;
-    if (!strcmp(device, "cuda")) return refuse(STATUS_UNAVAILABLE, "--device cuda: this version computes on CPUs only");
-    return refuse(STATUS_USAGE, "--device %s: auto, cpu or cuda is wanted", device);
+    static const char *const names[] = {[DEVICE_AUTO] = "auto", [DEVICE_CPU] = "cpu", [DEVICE_CUDA] = "cuda"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *device = (enum device_wanted)i;
+        if (!text || !strcmp(text, names[i])) return 0;
+    }
+    return refuse(STATUS_USAGE, "--device %s: auto, cpu or cuda is wanted", text);
 }
 
 static int command_run(const struct arguments *arguments)
 {
-    int status = check_device(arguments->device);
+    enum device_wanted device;
+    int status = take_device(arguments->device, &device);
     if (status) return status;
     const struct launch_options options = {
         .job_path = arguments->paths[0],
         .overrides = {arguments->sets, arguments->set_count, arguments->output, 0},
         .resume = arguments->resume,
+        .device = device,
     };
     return launch_run(&options);
+}
+
+/* As comments, like the head of the job. */
+static void print_memory(const struct session_memory *memory, uint32_t ranks)
+{
+    const struct {
+        const char *what;
+        uint64_t bytes;
+    } rows[] = {
+        {"parameters", memory->parameters},
+        {"gradients", memory->gradients},
+        {"gradient shard and master parameters", memory->shard},
+        {"moments of the shard", memory->moments},
+        {"activations of a micro-batch", memory->activations},
+        {"a micro-batch of data", memory->batch},
+    };
+    uint64_t all = 0;
+    printf("\n# Memory of a rank, of %u:\n", ranks ? ranks : 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        printf("#   %10s %s\n", memory_text(rows[i].bytes).text, rows[i].what);
+        all += rows[i].bytes;
+    }
+    printf("#   %10s in all\n", memory_text(all).text);
 }
 
 static int command_check(const struct arguments *arguments)
@@ -78,19 +108,28 @@ static int command_check(const struct arguments *arguments)
     Gacc__V1__JobSpec *job = NULL;
     const struct job_overrides overrides = {arguments->sets, arguments->set_count, arguments->output,
                                             (uint32_t)arguments->ranks};
+    struct session_memory memory;
     int status = job_load(&job, arguments->paths[0], &overrides, stderr, &error);
-    if (!status) job_print(job, overrides.ranks, stdout);
+    if (!status) status = session_memory_of(job, overrides.ranks ? overrides.ranks : 1, &memory, &error);
+    if (!status) {
+        job_print(job, overrides.ranks, stdout);
+        print_memory(&memory, overrides.ranks);
+    }
     gacc__v1__job_spec__free_unpacked(job, NULL);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
 static int command_verify(const struct arguments *arguments)
 {
+    enum device_wanted device;
+    int status = take_device(arguments->device, &device);
+    if (status) return status;
     const struct verification_options options = {
         .job_path = arguments->paths[0],
         .overrides = {arguments->sets, arguments->set_count, arguments->output, 0},
         .sequences = (uint64_t)arguments->sequences,
         .json = arguments->json,
+        .device = device,
     };
     return verification_run(&options);
 }
@@ -139,7 +178,7 @@ static int command_help(const struct arguments *arguments)
          "  --output DIR               the run directory (job.output)\n"
          "  --resume auto|never|DIR    go on from the newest checkpoint (default); begin anew; go on from the one in "
          "DIR\n"
-         "  --device auto|cpu|cuda     cuda is not offered by this version\n"
+         "  --device auto|cpu|cuda     auto: a GPU where every rank has one, else the CPU (default)\n"
          "  -n N                       check: the number of ranks\n"
          "  --sequences n, --json      verify: the size of its batch; its findings as JSON\n"
          "  --version                  print the version\n"
@@ -163,11 +202,9 @@ static const struct option run_options[] = {
     {NULL, 0, NULL, 0},
 };
 static const struct option verify_options[] = {
-    {"set", required_argument, NULL, 's'},
-    {"output", required_argument, NULL, 'o'},
-    {"sequences", required_argument, NULL, 'q'},
-    {"json", no_argument, NULL, 'j'},
-    {NULL, 0, NULL, 0},
+    {"set", required_argument, NULL, 's'},    {"output", required_argument, NULL, 'o'},
+    {"device", required_argument, NULL, 'd'}, {"sequences", required_argument, NULL, 'q'},
+    {"json", no_argument, NULL, 'j'},         {NULL, 0, NULL, 0},
 };
 static const struct option no_options[] = {{NULL, 0, NULL, 0}};
 

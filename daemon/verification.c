@@ -80,12 +80,12 @@ static int print_json(const struct verification *verification)
 
 /* ---- rank 0 ---- */
 
-static int conclude(const Gacc__V1__JobSpec *job, struct view *view, uint32_t ranks,
+static int conclude(const Gacc__V1__JobSpec *job, const struct device *device, struct view *view, uint32_t ranks,
                     const struct verification *verification, struct error *error)
 {
     char path[PATH_MAX];
     pthread_mutex_lock(&view->writing);
-    int status = receipt_write(job, ranks, view->sequences, verification, path, error);
+    int status = receipt_write(job, device ? device->model : NULL, ranks, view->sequences, verification, path, error);
     pthread_mutex_unlock(&view->writing);
     if (status) return status;
     if (view->json && print_json(verification)) return error_set(error, STATUS_INTERNAL, "out of memory");
@@ -95,16 +95,16 @@ static int conclude(const Gacc__V1__JobSpec *job, struct view *view, uint32_t ra
 }
 
 /* *passed is meant only with 0. */
-static int verify(const Gacc__V1__JobSpec *job, struct comm *comm, const struct verification_options *options,
-                  struct view *view, bool *passed, struct error *error)
+static int verify(const Gacc__V1__JobSpec *job, struct comm *comm, const struct device *device,
+                  const struct verification_options *options, struct view *view, bool *passed, struct error *error)
 {
     struct verification *verification = malloc(sizeof *verification);
     if (!verification) return error_set(error, STATUS_INTERNAL, "out of memory");
     const struct verify_listener listener = {on_began, on_checked, on_controlled, view};
     struct comm *launcher = comm->ranks > 1 ? comm : NULL;
-    int status = verify_job(job, launcher, options->sequences, &listener, verification, error);
+    int status = verify_job(job, launcher, device, options->sequences, &listener, verification, error);
     if (launcher) together_end(launcher);
-    if (!status) status = conclude(job, view, comm->ranks, verification, error);
+    if (!status) status = conclude(job, device, view, comm->ranks, verification, error);
     *passed = verification->pass;
     free(verification);
     return status;
@@ -136,8 +136,16 @@ int verification_run(const struct verification_options *options)
         fprintf(stderr, "gaccd: %s\n", error.text);
         return -status;
     }
-    status = view.is_first ? verify(job, comm, options, &view, &passed, &error) : together_serve(comm, &error);
-    if (status) complain(error.text);
+    struct device *device = NULL;
+    status = device_open(&device, options->device, comm, &error);
+    if (status && view.is_first) complain(error.text); /* all ranks have the same */
+    if (!status) {
+        if (view.is_first && device && *device->warning) complain(device->warning);
+        status = view.is_first ? verify(job, comm, device, options, &view, &passed, &error)
+                               : together_serve(comm, device, &error);
+        if (status) complain(error.text);
+    }
+    device_close(device);
     launch_close_transport(comm, &place);
     if (job) gacc__v1__job_spec__free_unpacked(job, NULL);
     if (status) return -status;

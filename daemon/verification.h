@@ -6,12 +6,14 @@
 #include <stdint.h>
 
 #include "daemon/job/job.h"
+#include "worker/device.h"
 
 struct verification_options {
     const char *job_path;
     struct job_overrides overrides;
     uint64_t sequences; /* of the probe; 0: as many as the job's batch suggests */
     bool json;
+    enum device_wanted device;
 };
 
 /* Returns the exit status of this rank; everything is printed. */

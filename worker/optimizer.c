@@ -33,12 +33,6 @@ int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, const G
     return result;
 }
 
-uint64_t optimizer_bytes(const struct optimizer *optimizer)
-{
-    uint64_t buffers = (optimizer->m ? 1u : 0u) + (optimizer->v ? 1u : 0u);
-    return buffers * optimizer->elements * dtype_size(optimizer->wide_type);
-}
-
 static wide *at(const struct optimizer *optimizer, wide *buffer, uint64_t element)
 {
     return buffer ? (char *)buffer + element * dtype_size(optimizer->wide_type) : NULL;

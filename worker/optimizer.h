@@ -32,7 +32,6 @@ struct optimizer_step {
 /* To be closed before the kernels are. */
 int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, const Gacc__V1__OptimizerSection *spec,
                    enum dtype wide_type, uint64_t elements, struct error *error);
-uint64_t optimizer_bytes(const struct optimizer *optimizer);
 /* master, gradient: [elements], the rank's shard; runs: layout_runs of it. */
 void optimizer_apply(struct optimizer *optimizer, const struct layout *layout, const struct run *runs, size_t run_count,
                      wide *master, const wide *gradient, const struct optimizer_step *step);

@@ -37,17 +37,6 @@ uint64_t session_evaluation_sequences(const struct session *session)
 
 /* --- opening ------------------------------------------------------------------------------------------------- */
 
-static enum dtype dtype_of(Gacc__V1__Compute compute_type)
-{
-    static const enum dtype types[] = {
-        [GACC__V1__COMPUTE__COMPUTE_FP32] = DTYPE_FP32,
-        [GACC__V1__COMPUTE__COMPUTE_BF16] = DTYPE_BF16,
-        [GACC__V1__COMPUTE__COMPUTE_FP16] = DTYPE_FP16,
-        [GACC__V1__COMPUTE__COMPUTE_FP64] = DTYPE_FP64,
-    };
-    return types[compute_type];
-}
-
 /* This rank's part of the host's cores, but never more than it may run on. */
 static int arithmetic_threads(const struct comm *comm)
 {
@@ -66,10 +55,11 @@ static int open_kernels(struct session *session, struct error *error)
     if (reference && session->compute_type != DTYPE_FP64)
         return error_set(error, STATUS_INTERNAL, "the reference kernels are for fp64, not %s",
                          dtype_name(session->compute_type));
-    const struct device *device = reference ? NULL : session->options.device;
+    const struct device *device = session->options.device;
     if (device) {
-        session->kernels = device->open_kernels(device, &options, error);
-        return session->kernels ? 0 : -(int)STATUS_INTERNAL;
+        struct error why = {.status = STATUS_INTERNAL};
+        session->kernels = device->open_kernels(device, &options, &why);
+        return session->kernels ? 0 : error_set(error, why.status, "%s", why.text);
     }
     session->kernels = reference ? kernels_open_reference(&options) : kernels_open_cpu(&options);
     return session->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
@@ -91,7 +81,7 @@ static int open_comm(struct session *session, struct error *error)
     if (session->kernels->table->on_host) return 0;
     const struct device *device = session->options.device;
     struct comm *own = NULL;
-    int result = device->open_comm
+    int result = device->open_comm && !session->options.staged
                      ? device->open_comm(device, &own, session->host, session->kernels, error)
                      : comm_open_staged(&own, session->host, session->kernels, session->model->table.parameters, error);
     if (!result) session->comm = own;
@@ -197,7 +187,8 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     comm->rounds = job->precision->reduce == GACC__V1__REDUCE__REDUCE_BF16;
     session->control = control;
     if (options) session->options = *options;
-    session->compute_type = dtype_of(job->precision->compute);
+    if (session->options.reference) session->options.device = NULL;
+    session->compute_type = session_compute_type(job);
     session->wide_type = dtype_wide(session->compute_type);
     step_state_init(&session->machine);
 
@@ -243,13 +234,26 @@ bool session_has_stopped(const struct session *session)
 
 static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct error *error)
 {
-    char host[256] = "", device[64], transport[96];
+    char host[256] = "", device[160], transport[96];
+    const struct device *own_device = session->options.device;
     gethostname(host, sizeof host - 1);
-    snprintf(device, sizeof device, "%s, %d thread%s", session->kernels->table->name, session->kernels->threads,
-             session->kernels->threads == 1 ? "" : "s");
+    if (own_device)
+        snprintf(device, sizeof device, "%s", own_device->name);
+    else
+        snprintf(device, sizeof device, "%s, %d thread%s", session->kernels->table->name, session->kernels->threads,
+                 session->kernels->threads == 1 ? "" : "s");
     snprintf(transport, sizeof transport, "transport %s", session->comm->transport);
     char own_version[] = "gaccd " GACC_VERSION;
     char *versions[] = {own_version, transport};
+    Gacc__V1__Memory memory = GACC__V1__MEMORY__INIT;
+    struct session_memory taken;
+    session_memory(session, &taken);
+    memory.parameters = taken.parameters;
+    memory.gradients = taken.gradients;
+    memory.shard = taken.shard;
+    memory.moments = taken.moments;
+    memory.activations = taken.activations;
+    memory.data = taken.batch;
     Gacc__V1__Hello message = GACC__V1__HELLO__INIT;
     message.rank = session->comm->rank;
     message.ranks = session->comm->ranks;
@@ -261,6 +265,7 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     message.parameters = session->map.parameters;
     message.targets_per_sequence = session->model->targets_per_sequence;
     message.device = device;
+    message.memory = &memory;
     message.versions = versions;
     message.n_versions = sizeof versions / sizeof *versions;
     return session->control->hello(session->control, &message, welcome, error);

@@ -69,6 +69,7 @@ struct observer {
 
 struct session_options {
     const struct device *device; /* NULL: the CPU; borrowed */
+    bool staged; /* its collectives go by way of the host, whatever it offers: the ranks are threads of this process */
     /* For tests and verify; a job is trained with none of them. */
     struct faults faults;
     struct observer *observer; /* NULL: nobody; borrowed */
@@ -89,6 +90,8 @@ bool session_has_stopped(const struct session *session);
  * one rank is everyone's; so is a weight that is not finite (76): nothing is written then. */
 int session_write_model(struct session *session, const char *path, struct error *error);
 void session_memory(const struct session *session, struct session_memory *memory);
+/* The same of rank 0, which has the most, without a session. */
+int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error);
 int session_look(struct session *session, struct session_view *view, struct error *error);
 void session_close(struct session *session);
 

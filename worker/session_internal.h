@@ -118,6 +118,9 @@ int session_initialise(struct session *session, const char *file, struct error *
 /* The validation sequences an evaluation goes over. */
 uint64_t session_evaluation_sequences(const struct session *session);
 
+/* precision.compute */
+enum dtype session_compute_type(const Gacc__V1__JobSpec *job);
+
 /* --- session_memory.c ---------------------------------------------------------------------------------------- */
 
 /* Everything that is large, once map, layout, kernels and batch are open. */

@@ -111,22 +111,60 @@ void session_release(struct session *session)
     for (enum buffer which = 0; which < BUFFERS; which++) free(session->copies[which]);
 }
 
+enum dtype session_compute_type(const Gacc__V1__JobSpec *job)
+{
+    static const enum dtype types[] = {
+        [GACC__V1__COMPUTE__COMPUTE_FP32] = DTYPE_FP32,
+        [GACC__V1__COMPUTE__COMPUTE_BF16] = DTYPE_BF16,
+        [GACC__V1__COMPUTE__COMPUTE_FP16] = DTYPE_FP16,
+        [GACC__V1__COMPUTE__COMPUTE_FP64] = DTYPE_FP64,
+    };
+    return types[job->precision->compute];
+}
+
+static uint64_t moments_of(const Gacc__V1__OptimizerSection *optimizer)
+{
+    if (optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) return 2;
+    return optimizer->momentum > 0 ? 1 : 0;
+}
+
+static uint64_t bytes_of_sequence(const Gacc__V1__ModelSection *spec, uint64_t wide_size)
+{
+    struct data_shape shape;
+    data_shape_of(spec, &shape);
+    uint64_t targets = shape.context ? shape.context : shape.classes ? 1 : 0;
+    uint64_t values = (shape.size ? shape.size : shape.inputs) + (shape.classes ? 0 : shape.outputs);
+    uint64_t own = sizeof(uint64_t) + sizeof(double) + wide_size; /* index, weight, seed */
+    return own + (shape.context + targets) * sizeof(int32_t) + values * sizeof(double);
+}
+
+static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint64_t owned,
+                   struct session_memory *memory)
+{
+    uint64_t wide_size = dtype_size(dtype_wide(model->compute_type));
+    *memory = (struct session_memory){
+        .parameters = model->table.parameters * dtype_size(model->compute_type),
+        .gradients = model->table.parameters * wide_size,
+        .shard = 2 * owned * wide_size,
+        .moments = moments_of(job->optimizer) * owned * wide_size,
+        .activations = activations_measure(model, job->batch->micro, true),
+        .batch = bytes_of_sequence(job->model, wide_size) * job->batch->micro,
+    };
+}
+
 void session_memory(const struct session *session, struct session_memory *memory)
 {
-    uint64_t wide_size = dtype_size(session->wide_type);
-    struct data_shape shape;
-    data_shape_of(session->job->model, &shape);
-    uint64_t row = sizeof(uint64_t) + sizeof(double) + wide_size; /* sequence, weight, seed */
-    if (session->batch->tokens) row += shape.context * sizeof(int32_t);
-    if (session->batch->targets) row += (shape.context ? shape.context : 1) * sizeof(int32_t);
-    if (session->batch->x) row += (shape.size ? shape.size : shape.inputs) * sizeof(double);
-    if (session->batch->y) row += shape.outputs * sizeof(double);
-    *memory = (struct session_memory){
-        .parameters = session->map.parameters * dtype_size(session->compute_type),
-        .gradients = session->map.parameters * wide_size,
-        .shard = 2 * session->owned * wide_size,
-        .moments = optimizer_bytes(&session->optimizer),
-        .activations = activations_bytes(session->activations),
-        .batch = row * session->batch->capacity,
-    };
+    add_up(session->job, session->model, session->owned, memory);
+}
+
+int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
+{
+    struct model *model;
+    struct shard_map map;
+    int result = model_open(&model, job->model, session_compute_type(job), error);
+    if (result) return result;
+    shard_map_init(&map, model->table.parameters, ranks, COMM_BUCKET_LIMIT);
+    add_up(job, model, shard_map_owned(&map, 0), memory);
+    model_close(model);
+    return 0;
 }

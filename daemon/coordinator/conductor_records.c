@@ -125,6 +125,7 @@ void conductor_header(const struct conductor *c, struct header_record *header)
         .validation_sequences = hello->validation_sequences,
         .parameters = hello->parameters,
         .device = hello->device,
+        .memory = hello->memory,
         .versions = hello->versions,
         .version_count = hello->n_versions,
     };

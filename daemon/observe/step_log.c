@@ -71,6 +71,22 @@ static void resumption(struct json_writer *json, const struct header_record *hea
     json_write_array_end(json);
 }
 
+static void memory(struct json_writer *json, const Gacc__V1__Memory *taken)
+{
+    if (!taken) {
+        json_write_null(json, "memory");
+        return;
+    }
+    json_write_object(json, "memory");
+    json_write_unsigned(json, "parameters", taken->parameters);
+    json_write_unsigned(json, "gradients", taken->gradients);
+    json_write_unsigned(json, "shard", taken->shard);
+    json_write_unsigned(json, "moments", taken->moments);
+    json_write_unsigned(json, "activations", taken->activations);
+    json_write_unsigned(json, "data", taken->data);
+    json_write_object_end(json);
+}
+
 static void header_members(struct json_writer *json, const void *record)
 {
     const struct header_record *header = record;
@@ -87,6 +103,7 @@ static void header_members(struct json_writer *json, const void *record)
     json_write_unsigned(json, "validation_sequences", header->validation_sequences);
     json_write_unsigned(json, "parameters", header->parameters);
     json_write_string(json, "device", header->device);
+    memory(json, header->memory);
     json_write_array(json, "versions");
     for (size_t i = 0; i < header->version_count; i++) json_write_string(json, NULL, header->versions[i]);
     json_write_array_end(json);

@@ -33,7 +33,8 @@ struct header_record {
     uint64_t total_steps;                         /* applied optimizer steps */
     uint64_t train_sequences, validation_sequences, parameters;
     const char *device;
-    char *const *versions; /* "name version" */
+    const Gacc__V1__Memory *memory; /* of rank 0, which has the most; NULL: not known */
+    char *const *versions;          /* "name version" */
     size_t version_count;
     const char *resumed_from;            /* the checkpoint's directory; NULL: a fresh start */
     const struct step_counters *resumed; /* its counters; NULL as well */

@@ -46,11 +46,12 @@ static int digest_program(char *text, struct error *error)
     return 0;
 }
 
-/* "cpu: " and what the processor calls itself. */
-static void name_device(char *text)
+/* "cuda: " and the GPU's model, or "cpu: " and what the processor calls itself. */
+static void name_device(const char *device, char *text)
 {
     char line[256];
-    snprintf(text, DEVICE_MAX, "cpu");
+    snprintf(text, DEVICE_MAX, device ? "cuda: %s" : "cpu", device);
+    if (device) return;
     FILE *facts = fopen("/proc/cpuinfo", "re");
     while (facts && fgets(line, sizeof line, facts)) {
         const char *colon = strncmp(line, "model name", 10) ? NULL : strchr(line, ':');
@@ -61,10 +62,10 @@ static void name_device(char *text)
     if (facts) fclose(facts);
 }
 
-static int subject_of(const Gacc__V1__JobSpec *job, struct subject *subject, struct error *error)
+static int subject_of(const Gacc__V1__JobSpec *job, const char *device, struct subject *subject, struct error *error)
 {
     hex_write(job->digest.data, job->digest.len < DIGEST_BYTES ? job->digest.len : DIGEST_BYTES, subject->job);
-    name_device(subject->device);
+    name_device(device, subject->device);
     return digest_program(subject->program, error);
 }
 
@@ -100,12 +101,12 @@ static char *compose(const struct subject *subject, uint32_t ranks, uint32_t seq
     return json_write_close(&json, &text) ? text : NULL;
 }
 
-int receipt_write(const Gacc__V1__JobSpec *job, uint32_t ranks, uint32_t sequences,
+int receipt_write(const Gacc__V1__JobSpec *job, const char *device, uint32_t ranks, uint32_t sequences,
                   const struct verification *verification, char *path, struct error *error)
 {
     struct subject subject;
     size_t length;
-    int status = subject_of(job, &subject, error);
+    int status = subject_of(job, device, &subject, error);
     if (!status) status = path_of(job, path, error);
     if (!status) status = run_directory_make(job->job->output, error);
     if (status) return status;
@@ -124,22 +125,30 @@ static bool says(const json_t *receipt, const char *key, const char *wanted)
     return text && !strcmp(text, wanted);
 }
 
+static bool is_for_a_gpu(const json_t *receipt)
+{
+    const char *text = json_string_value(json_object_get(receipt, "device"));
+    return text && !strncmp(text, "cuda: ", 6);
+}
+
 /* NULL: it is what is asked for. */
-static const char *objection(const json_t *receipt, const struct subject *subject)
+static const char *objection(const json_t *receipt, const struct subject *subject, bool any_device)
 {
     if (!json_is_object(receipt)) return "is no receipt of gaccd verify";
     if (!says(receipt, "job_digest", subject->job)) return "is the receipt of another job";
     if (!says(receipt, "program_digest", subject->program)) return "is the receipt of another gaccd program";
-    if (!says(receipt, "device", subject->device)) return "is the receipt of another device";
+    if (!says(receipt, "device", subject->device) && !(any_device && is_for_a_gpu(receipt)))
+        return "is the receipt of another device";
     if (!json_is_true(json_object_get(receipt, "pass"))) return "says that the verification failed";
     return NULL;
 }
 
-int receipt_require(const Gacc__V1__JobSpec *job, struct error *error)
+int receipt_require(const Gacc__V1__JobSpec *job, const char *device, struct error *error)
 {
+    const bool any_device = device && !strcmp(device, RECEIPT_ANY_DEVICE);
     struct subject subject;
     char path[PATH_MAX];
-    int status = subject_of(job, &subject, error);
+    int status = subject_of(job, any_device ? NULL : device, &subject, error);
     if (!status) status = path_of(job, path, error);
     if (status) return status;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -148,7 +157,7 @@ int receipt_require(const Gacc__V1__JobSpec *job, struct error *error)
                          errno == ENOENT ? "there is no receipt" : strerror(errno));
     json_t *receipt = json_loadfd(fd, 0, NULL);
     close(fd);
-    const char *why = objection(receipt, &subject);
+    const char *why = objection(receipt, &subject, any_device);
     json_decref(receipt);
     return why ? error_set(error, STATUS_NUMERICS, "verify: required, and %s %s; gaccd verify writes a new one", path,
                            why)

@@ -183,6 +183,7 @@ static int run(struct suite *suite, const struct variant *variant, struct trial 
         .job = job,
         .ranks = variant->ranks,
         .launcher = variant->ranks == RANKS_OF_LAUNCHER ? suite->launcher : NULL,
+        .device = suite->device,
         .steps = variant->steps,
         .reference = variant->reference,
         .reversed = variant->reversed,
@@ -322,10 +323,10 @@ static int choose_probe(struct suite *suite, uint64_t sequences, struct error *e
     return 0;
 }
 
-int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
-               struct error *error)
+int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device,
+               uint64_t sequences, struct error *error)
 {
-    *suite = (struct suite){.job = job, .launcher = launcher};
+    *suite = (struct suite){.job = job, .launcher = launcher, .device = device};
     int result = choose_probe(suite, sequences, error);
     if (result) suite_close(suite);
     return result;
@@ -334,7 +335,8 @@ int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *l
 void suite_open_faulty(struct suite *suite, const struct suite *sound, const struct faults *faults,
                        enum decision_fault decision_fault)
 {
-    *suite = (struct suite){.job = sound->job, .faults = *faults, .decision_fault = decision_fault};
+    *suite =
+        (struct suite){.job = sound->job, .device = sound->device, .faults = *faults, .decision_fault = decision_fault};
     suite->probe.sequences = sound->probe.sequences;
     suite->probe.micro = sound->probe.micro;
     suite->probe.available = sound->probe.available;

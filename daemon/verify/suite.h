@@ -44,6 +44,7 @@ struct variant {
 struct suite {
     const Gacc__V1__JobSpec *job; /* borrowed */
     struct comm *launcher;        /* NULL unless started by mpirun with more than one rank; borrowed */
+    const struct device *device;  /* NULL: the CPU; borrowed */
     struct faults faults;
     enum decision_fault decision_fault;
     struct probe probe;
@@ -59,8 +60,8 @@ struct suite {
 /* Chooses the probe: `sequences` of them, 0: four micro-batches of the job for every rank and one sequence more, fewer
  * where that many would take too long or more memory than the job itself. Errors are the job's; then there is nothing
  * to close. */
-int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
-               struct error *error);
+int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device,
+               uint64_t sequences, struct error *error);
 /* The same probe for trials with faults, by threads only; its yardsticks are measured anew. */
 void suite_open_faulty(struct suite *suite, const struct suite *sound, const struct faults *faults,
                        enum decision_fault decision_fault);

@@ -35,7 +35,7 @@ void together_end(struct comm *comm)
     comm_broadcast(comm, &over, sizeof over, 0, NULL);
 }
 
-static int take_part(struct comm *comm, const struct call *call, struct error *error)
+static int take_part(struct comm *comm, const struct device *device, const struct call *call, struct error *error)
 {
     uint8_t *packed = malloc(call->job_bytes);
     if (!packed) return error_set(error, STATUS_INTERNAL, "out of memory for a job");
@@ -47,6 +47,7 @@ static int take_part(struct comm *comm, const struct call *call, struct error *e
     const struct trial_spec spec = {
         .job = job,
         .launcher = comm,
+        .device = device,
         .steps = call->steps,
         .reference = call->reference,
         .reversed = call->reversed,
@@ -60,12 +61,12 @@ static int take_part(struct comm *comm, const struct call *call, struct error *e
     return 0;
 }
 
-int together_serve(struct comm *comm, struct error *error)
+int together_serve(struct comm *comm, const struct device *device, struct error *error)
 {
     for (;;) {
         struct call call = {0};
         int result = comm_broadcast(comm, &call, sizeof call, 0, error);
         if (result || !call.job_bytes) return result;
-        if ((result = take_part(comm, &call, error))) return result;
+        if ((result = take_part(comm, device, &call, error))) return result;
     }
 }

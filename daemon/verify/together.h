@@ -13,6 +13,6 @@ int together_run(struct trial *trial, const struct trial_spec *spec, struct erro
 void together_end(struct comm *comm);
 /* The others: take part in what rank 0 says until it says that it is over. A trial that fails is no error here: rank 0
  * has it, too. */
-int together_serve(struct comm *comm, struct error *error);
+int together_serve(struct comm *comm, const struct device *device, struct error *error);
 
 #endif

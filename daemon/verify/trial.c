@@ -140,6 +140,8 @@ static int open_session(struct rank *rank, struct error *error)
         .observer = &rank->observer,
         .reference = spec->reference,
         .reversed = spec->reversed,
+        .device = spec->device,
+        .staged = !spec->launcher,
     };
     return session_open(&rank->session, rank->job, rank->comm, &rank->control.control, &options, error);
 }

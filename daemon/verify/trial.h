@@ -32,6 +32,7 @@ struct trial_spec {
     const Gacc__V1__JobSpec *job; /* the variant: batch, precision, optimizer as the trial wants them; borrowed */
     uint32_t ranks;               /* threads; ignored with launcher */
     struct comm *launcher;        /* NULL, or the communicator of mpirun's ranks; borrowed */
+    const struct device *device;  /* NULL: the CPU; of the reference it always is; borrowed */
     uint64_t steps;               /* attempts, at most TRIAL_STEPS_MAX */
     bool reference;               /* kernels/reference; the job's precision must be fp64 */
     bool reversed;        /* the sequences of every global batch in reverse order: the same sum, added up otherwise */

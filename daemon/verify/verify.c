@@ -3,12 +3,12 @@
 #include "daemon/verify/checks.h"
 #include "daemon/verify/controls.h"
 
-int verify_job(const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
+int verify_job(const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device, uint64_t sequences,
                const struct verify_listener *listener, struct verification *verification, struct error *error)
 {
     struct suite suite;
     *verification = (struct verification){.pass = true};
-    int result = suite_open(&suite, job, launcher, sequences, error);
+    int result = suite_open(&suite, job, launcher, device, sequences, error);
     if (result) return result;
     listener->began(listener->context, &suite);
     for (enum check_index i = 0; i < CHECKS; i++) {

@@ -13,9 +13,9 @@ struct verify_listener {
     void *context;
 };
 
-/* `launcher` as in suite.h; the other ranks are in together_serve meanwhile. Errors are the job's: what the checks find
- * is in *verification. */
-int verify_job(const Gacc__V1__JobSpec *job, struct comm *launcher, uint64_t sequences,
+/* `launcher` and `device` as in suite.h; the other ranks are in together_serve meanwhile. Errors are the job's: what
+ * the checks find is in *verification. */
+int verify_job(const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device, uint64_t sequences,
                const struct verify_listener *listener, struct verification *verification, struct error *error);
 
 #endif

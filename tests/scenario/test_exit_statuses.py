@@ -61,7 +61,7 @@ class ExitStatuses(harness.Scenario):
         for word in ("plan", "bench"):
             done = self.call(harness.GACCD, word, "job.yaml")
             self.assertEqual((done.status, done.err), (64, f"gaccd: {word} is not offered by this version\n"))
-        self.refused(69, "--device cuda", arguments=["--device", "cuda"])
+        self.refused(69, "--device cuda: ", arguments=["--device", "cuda"])
         self.refused(66, "--resume: elsewhere/manifest.json", arguments=["--resume", "elsewhere"])
 
     def test_help_and_version_go_to_stdout(self):

@@ -187,6 +187,22 @@ class Log(toys.Training):
         ):
             self.assertIn(words, done.out)
 
+    def test_the_header_and_check_tell_the_memory(self):
+        """L2: of gpt in fp16: compute type 2 bytes, all else 4; rank 0 owns the larger part; AdamW has two moments."""
+        job = gpt(batch=4, micro=2, precision={"compute": "fp16"})
+        out = self.train(job, tokens(8 * 4 + 1), 2)
+        memory, parameters = out.header["memory"], out.header["parameters"]
+        own = 4 * ((parameters + 1) // 2)
+        optimizer = job["optimizer"]["type"]
+        self.assertEqual(memory["parameters"], 2 * parameters)
+        self.assertEqual(memory["gradients"], 4 * parameters)
+        self.assertEqual(memory["shard"], 2 * own)
+        self.assertEqual(memory["moments"], 2 * own if optimizer == "adamw" else 0)
+        self.assertEqual(memory["data"], 2 * (8 + 8 + 4 + 2 * 8 * 4))  # index, weight, seed, tokens and targets
+        done = self.call(harness.GACCD, "check", "job.yaml", "-n", "2")
+        for bytes_, what in zip(memory.values(), ("parameters", "gradients", "gradient shard", "moments", "activations", "a micro")):
+            self.assertRegex(done.out, rf"# +{bytes_ / 1024:.1f} KiB {what}" if bytes_ >= 1024 else rf"# +{bytes_} bytes {what}")
+
     def test_the_same_job_gives_the_same_log(self):
         """Bit by bit, but for seconds: dropout, shuffle, clip, AdamW, evaluation, skips of a scale that is too large."""
         job = gpt(

@@ -14,7 +14,7 @@ static struct check check_of(const struct scenario *scenario, enum check_index i
     struct suite sound, faulty;
     struct error error;
     struct check check;
-    if (suite_open(&sound, &job->play.job, NULL, 9, &error)) fail_msg("%s", error.text);
+    if (suite_open(&sound, &job->play.job, NULL, NULL, 9, &error)) fail_msg("%s", error.text);
     suite_open_faulty(&faulty, &sound, faults, DECISION_FAITHFUL);
     check_run(index, &faulty, &check);
     suite_close(&faulty);
@@ -35,17 +35,17 @@ static void the_last_micro_batch_of_the_probe_is_short(void **state)
     struct trial_job *job = trial_job(&scenario);
     struct suite suite;
     struct error error;
-    assert_int_equal(suite_open(&suite, &job->play.job, NULL, 0, &error), 0);
+    assert_int_equal(suite_open(&suite, &job->play.job, NULL, NULL, 0, &error), 0);
     assert_int_equal(suite.probe.sequences, 9); /* 4·b·N and one more */
     assert_int_equal(suite.probe.micro, 2);
     const struct variant two = variant_split(&suite, GACC__V1__COMPUTE__COMPUTE_FP32, 2);
     assert_int_equal(variant_micro_batches(&two), 5);
     assert_int_equal(variant_per_rank(&suite, &two), 3);
     suite_close(&suite);
-    assert_int_equal(suite_open(&suite, &job->play.job, NULL, 8, &error), 0);
+    assert_int_equal(suite_open(&suite, &job->play.job, NULL, NULL, 8, &error), 0);
     assert_int_equal(suite.probe.micro, 3); /* 2 divides 8 */
     suite_close(&suite);
-    assert_int_equal(suite_open(&suite, &job->play.job, NULL, 11, &error), -STATUS_USAGE);
+    assert_int_equal(suite_open(&suite, &job->play.job, NULL, NULL, 11, &error), -STATUS_USAGE);
     trial_job_free(job);
 }
 

@@ -623,15 +623,17 @@ static void memory_depends_on_the_micro_batch_alone(void **state)
     (void)state;
     char csv[1024] = "x0,x1,y0\n";
     for (size_t i = 0; i < 32; i++) strcat(csv, "1,2,3\n");
-    struct session_memory memories[2];
+    struct session_memory memories[2], foretold;
     for (uint32_t i = 0; i < 2; i++) {
         struct scenario scenario = {
             .csv = csv, .type = LINEAR, .size = 2, .global = i ? 32 : 2, .micro = 2, .adamw = true};
         struct play *play = play_well(&scenario);
         memories[i] = play->ends[0].memory;
+        assert_int_equal(session_memory_of(&play->job, 1, &foretold, NULL), 0);
         free(play);
     }
     assert_memory_equal(&memories[0], &memories[1], sizeof memories[0]);
+    assert_memory_equal(&memories[0], &foretold, sizeof foretold);
     assert_int_equal(memories[0].gradients, 2 * 4);
     assert_int_equal(memories[0].moments, 2 * 2 * 4);
     assert_true(memories[0].activations > 0);

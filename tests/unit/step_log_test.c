@@ -179,6 +179,9 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
     (void)unused;
     static const uint8_t digest[] = {0x00, 0xAB, 0xFF};
     static char openblas[] = "openblas 0.3.21", *versions[] = {openblas};
+    Gacc__V1__Memory memory = GACC__V1__MEMORY__INIT;
+    memory.parameters = 1, memory.gradients = 2, memory.shard = 3, memory.moments = 4, memory.activations = 5,
+    memory.data = 6;
     struct header_record header = {.job = "tiny",
                                    .job_digest = digest,
                                    .job_digest_length = sizeof digest,
@@ -192,13 +195,16 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
                                    .validation_sequences = 10,
                                    .parameters = 12345,
                                    .device = "cpu",
+                                   .memory = &memory,
                                    .versions = versions,
                                    .version_count = 1};
     expect_line(
         header_line(&header),
         "{\"type\":\"header\",\"job\":\"tiny\",\"job_digest\":\"00abff\",\"effective_batch\":14,\"micro_batch\":2,"
         "\"accumulate\":[4,3],\"ranks\":2,\"tokens_per_step\":896,\"total_steps\":100,\"train_sequences\":1000,"
-        "\"validation_sequences\":10,\"parameters\":12345,\"device\":\"cpu\",\"versions\":[\"openblas 0.3.21\"],"
+        "\"validation_sequences\":10,\"parameters\":12345,\"device\":\"cpu\","
+        "\"memory\":{\"parameters\":1,\"gradients\":2,\"shard\":3,\"moments\":4,\"activations\":5,\"data\":6},"
+        "\"versions\":[\"openblas 0.3.21\"],"
         "\"resumed_from\":null}");
     const struct step_counters from = {
         .step = 7, .optimizer_steps = 5, .skipped_steps = 2, .scheduler_steps = 5, .tokens_seen = 70};

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "daemon/verify/control_local.h"
+#include "tests/unit/fake_device.h"
 #include "tests/unit/trial_jobs.h"
 
 /* --- what a trial tells -------------------------------------------------------------------------------------- */
@@ -27,6 +28,39 @@ static void the_gradient_is_the_mean_on_any_number_of_ranks(void **state)
             assert_int_equal(trial.memory.parameters, 8);
             trial_free(&trial);
         }
+}
+
+static int no_comm(const struct device *device, struct comm **out, struct comm *host, struct kernels *kernels,
+                   struct error *error)
+{
+    (void)device, (void)out, (void)host, (void)kernels;
+    return error_set(error, STATUS_INTERNAL, "a transport between threads of one process");
+}
+
+/* The reference, which is what a device is judged by, never runs on it. */
+static void a_trial_on_a_device_tells_the_same_and_the_reference_is_not_on_it(void **state)
+{
+    (void)state;
+    struct scenario scenario = {
+        .csv = weighted, .size = 2, .global = 5, .micro = 2, .lr = 0.5, .initial = {1, 2}, .compute = FP64};
+    for (uint32_t ranks = 1; ranks <= 3; ranks++) {
+        struct fake_device device = fake_device();
+        device.device.open_comm = no_comm;
+        struct trial on_cpu = try_job(&scenario, (struct trial_spec){.ranks = ranks, .steps = 3});
+        struct trial on_device =
+            try_job(&scenario, (struct trial_spec){.ranks = ranks, .steps = 3, .device = &device.device});
+        const unsigned waits = device.waits;
+        assert_true(waits > 0);
+        assert_memory_equal(on_device.steps, on_cpu.steps, sizeof on_cpu.steps);
+        assert_memory_equal(on_device.gradient, on_cpu.gradient, 2 * sizeof(double));
+        assert_memory_equal(on_device.after, on_cpu.after, 2 * sizeof(double));
+        trial_free(&on_cpu);
+        trial_free(&on_device);
+        struct trial reference = try_job(
+            &scenario, (struct trial_spec){.ranks = ranks, .steps = 3, .reference = true, .device = &device.device});
+        assert_int_equal(device.waits, waits);
+        trial_free(&reference);
+    }
 }
 
 /* A3: w = 0, x = 1, targets 2 and three times −1. */
@@ -638,6 +672,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_gradient_is_the_mean_on_any_number_of_ranks),
+        cmocka_unit_test(a_trial_on_a_device_tells_the_same_and_the_reference_is_not_on_it),
         cmocka_unit_test(a_linear_model_has_the_gradient_of_the_definition),
         cmocka_unit_test(a_step_is_told_as_the_log_tells_it),
         cmocka_unit_test(a_trial_has_its_steps_however_short_the_job),
