@@ -105,13 +105,11 @@ class Disk(toys.Training):
         else:
             entries = [line.split(" ", 1) for line in (self.durable(os.stat(source).st_ino, "names") or b"").decode().splitlines()]
         by_inode = {str(os.lstat(os.path.join(folder, name)).st_ino): os.path.join(folder, name)
-                    for folder, folders, files in os.walk(self.path("run")) for name in folders + files}
+                    for top in (self.path("run"), self.path("state.d")) for folder, folders, files in os.walk(top) for name in folders + files}
         for inode, name in entries:
             live = by_inode.get(str(inode))
             if live and os.path.isdir(live):
                 self.rebuild(live, os.path.join(target, name), names_live, data_live)
-            elif self.durable(inode, "names") is not None:
-                continue  # a directory that has been removed since, and may be there again: empty
             else:
                 data = self.durable(inode, "data") or b""
                 if data_live and live:
