@@ -16,6 +16,7 @@
 
 #include "daemon/coordinator/inside.h"
 #include "daemon/coordinator/job_rules.h"
+#include "daemon/coordinator/lock.h"
 #include "daemon/hex.h"
 #include "daemon/place.h"
 
@@ -26,6 +27,7 @@ static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coor
 /* Once rank 0's process is gone: the ranks' time to go, and the watchers' to read the last steps. */
 #define LINGER_MILLISECONDS 3000
 #define WATCHERS_LINGER_MILLISECONDS 1000
+#define LOCK_MILLISECONDS 1000 /* between two renewals of the run directory's lock */
 
 static const struct rpc_method methods[] = {
     {"/gacc.v1.Workers/Join", join_begin, join_message, NULL, join_gone},
@@ -215,6 +217,10 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coordinator *coordinator = timer->data;
     workers_check_silence(coordinator);
+    if (uv_now(&coordinator->loop) >= coordinator->next_renewal) {
+        coordinator->next_renewal = uv_now(&coordinator->loop) + LOCK_MILLISECONDS;
+        lock_renew(coordinator->directory.path);
+    }
     for (unsigned i = 0; i < coordinator->listeners.count; i++) connections_retry(&coordinator->listeners.each[i]);
     if (!coordinator->rank_0_gone) return;
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
@@ -436,6 +442,8 @@ static int open_directory(struct coordinator *coordinator, bool *finished, struc
     int status = run_directory_lock(directory, options->job, &left, error);
     *finished = !status && !fresh && left == RUN_DONE;
     if (status || *finished) return status;
+    if ((status = lock_take(output, error))) return status;
+    coordinator->is_locked = true;
     if ((status = resume_find(&coordinator->resume, output, options->resume, error)) ||
         (status = resume_take_job(&coordinator->resume, options->job, options->overrides, error)))
         return status;
@@ -493,10 +501,11 @@ static void coordinator_process(const struct coordinator_options *options, int l
         fill_ready(coordinator, &ready);
         fill_resumption(coordinator, &ready);
     }
+    if (ready.error.status && coordinator && coordinator->is_locked) unlink(coordinator->leftovers.lock);
     say_ready(notes, &ready);
     if (ready.error.status) return;
     if (ready.finished) {
-        coordinator->leftovers.connection[0] = '\0'; /* somebody else's, perhaps */
+        coordinator->leftovers.connection[0] = coordinator->leftovers.lock[0] = '\0'; /* somebody else's, perhaps */
         outlive_rank_0(life, &coordinator->leftovers);
         return;
     }
@@ -545,17 +554,19 @@ int coordinator_start(struct coordinator_link *link, const struct coordinator_op
                       struct coordinator_ready *ready, struct leftovers *leftovers, struct error *error)
 {
     struct coordinator_options all = *options;
-    snprintf(all.leftovers.connection, sizeof all.leftovers.connection, "%s/connection.json",
-             options->job->job->output);
+    const char *output = options->job->job->output;
+    snprintf(all.leftovers.connection, sizeof all.leftovers.connection, "%s/connection.json", output);
+    snprintf(all.leftovers.lock, sizeof all.leftovers.lock, "%s/" LOCK_NAME, output);
     int status = listeners_prepare(options->job->control, options->one_host, &all.leftovers, error);
     if (status) return status;
     *leftovers = all.leftovers;
     status = start_process(link, &all, ready, error);
     if (ready->socket[0]) snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
     const bool is_ours = ready->opening || (!status && !ready->finished);
-    if (!is_ours) leftovers->connection[0] = '\0'; /* somebody else's, perhaps */
+    if (!is_ours) leftovers->connection[0] = leftovers->lock[0] = '\0'; /* somebody else's, perhaps */
     if (!status) return 0;
     if (ready->opening) write_failed_start(options->job, error); /* killed in between: the run directory was ours */
+    lock_clear(output, link->pid);
     leftovers_remove(leftovers, true);
     return status;
 }

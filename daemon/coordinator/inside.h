@@ -47,10 +47,11 @@ struct coordinator {
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */
     bool log_failed;
-    bool concluded;         /* result.json is written, farewells are out */
-    bool rank_0_gone;       /* the end of the process begins */
-    uint64_t gone_since;    /* uv_now, with rank_0_gone */
-    uint64_t next_progress; /* uv_now */
+    bool concluded;                       /* result.json is written, farewells are out */
+    bool rank_0_gone;                     /* the end of the process begins */
+    uint64_t gone_since;                  /* uv_now, with rank_0_gone */
+    uint64_t next_progress, next_renewal; /* uv_now */
+    bool is_locked;                       /* lock.json is ours */
 };
 
 #define LINE_BUFFER_BYTES (1u << 20)

@@ -32,14 +32,20 @@ static void remove_shared_memory(const char *path, bool patience)
     remove_tree(path);
 }
 
+/* A file, and what is left of one that was not finished. */
+static void remove_file(const char *path)
+{
+    char unfinished[4096 + 8];
+    if (!path[0]) return;
+    snprintf(unfinished, sizeof unfinished, "%s.tmp", path);
+    unlink(unfinished);
+    unlink(path);
+}
+
 void leftovers_remove(const struct leftovers *leftovers, bool patience)
 {
-    if (leftovers->connection[0]) {
-        char unfinished[sizeof leftovers->connection + 8];
-        snprintf(unfinished, sizeof unfinished, "%s.tmp", leftovers->connection);
-        unlink(unfinished);
-        unlink(leftovers->connection);
-    }
+    remove_file(leftovers->connection);
+    remove_file(leftovers->lock);
     if (leftovers->socket[0]) unlink(leftovers->socket);
     if (leftovers->socket_directory[0]) rmdir(leftovers->socket_directory);
     remove_shared_memory(leftovers->shared_memory, patience);

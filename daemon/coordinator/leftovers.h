@@ -1,6 +1,6 @@
 /*
- * What a job leaves outside of its run directory, and connection.json in it: removed by the coordinator at the end, or
- * by rank 0 when the coordinator died first. Removing twice does no harm.
+ * What a job leaves outside of its run directory, and connection.json and lock.json in it: removed by the coordinator
+ * at the end, or by rank 0 when the coordinator died first. Removing twice does no harm.
  */
 #ifndef GACC_LEFTOVERS_H
 #define GACC_LEFTOVERS_H
@@ -10,6 +10,7 @@
 
 struct leftovers {         /* empty strings: there is none */
     char connection[4096]; /* connection.json */
+    char lock[4096];       /* lock.json */
     char socket[108];      /* sun_path's size */
     char socket_directory[108];
     char shared_memory[256];      /* a directory */

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/coordinator/lock.h"
 #include "daemon/hex.h"
 #include "daemon/job/job.h"
 
@@ -112,16 +113,6 @@ static int judge_result(const Gacc__V1__JobSpec *job, enum run_left *left, struc
     return 0;
 }
 
-static long holder_of(const char *output)
-{
-    char path[PATH_MAX];
-    if (path_in(path, output, "connection.json", NULL)) return 0;
-    json_t *connection = read_json(path);
-    long pid = (long)json_integer_value(json_object_get(connection, "pid"));
-    json_decref(connection);
-    return pid;
-}
-
 static int open_and_lock_log(struct run_directory *directory, const char *path, struct error *error)
 {
     directory->reader = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -129,10 +120,12 @@ static int open_and_lock_log(struct run_directory *directory, const char *path, 
     if (!flock(directory->reader, LOCK_EX | LOCK_NB)) return 0;
     int number = errno;
     if (number != EWOULDBLOCK) return error_set_errno(error, STATUS_IO, number, "job.output: cannot lock %s", path);
-    long pid = holder_of(directory->path);
-    if (!pid) return error_set(error, STATUS_UNAVAILABLE, "job.output: another job is writing in %s", directory->path);
-    return error_set(error, STATUS_UNAVAILABLE, "job.output: another job (process %ld) is writing in %s", pid,
-                     directory->path);
+    struct lock_holder holder;
+    lock_read(directory->path, &holder);
+    if (!holder.pid)
+        return error_set(error, STATUS_UNAVAILABLE, "job.output: another job is writing in %s", directory->path);
+    return error_set(error, STATUS_UNAVAILABLE, "job.output: another job (process %lld on %s) is writing in %s",
+                     (long long)holder.pid, holder.host, directory->path);
 }
 
 int run_directory_lock(struct run_directory *directory, const Gacc__V1__JobSpec *job, enum run_left *left,
@@ -216,9 +209,12 @@ int run_result_write(const Gacc__V1__JobSpec *job, const struct end_record *end,
         return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
     }
     int status = write_json(path, object, 0666, error);
-    char connection[PATH_MAX];
-    if (status && !path_in(connection, job->job->output, "connection.json", NULL) && !unlink(connection))
-        status = write_json(path, object, 0666, error); /* on a full disk the address makes room */
+    static const char *const room[] = {"connection.json", LOCK_NAME}; /* on a full disk they make some */
+    for (size_t i = 0; i < sizeof room / sizeof *room && status; i++) {
+        char other[PATH_MAX];
+        if (!path_in(other, job->job->output, room[i], NULL) && !unlink(other))
+            status = write_json(path, object, 0666, error);
+    }
     json_decref(object);
     return status;
 }

@@ -85,8 +85,9 @@ class Disk(toys.Training):
         for left in os.listdir("/dev/shm"):
             if left.startswith("gaccd-") and left not in self.shared_memory and not harness.is_mapped("/dev/shm/" + left):
                 shutil.rmtree("/dev/shm/" + left, ignore_errors=True)
-        if os.path.exists(self.path("run", "connection.json")):
-            os.remove(self.path("run", "connection.json"))
+        for name in ("connection.json", "lock.json"):
+            if os.path.exists(self.path("run", name)):
+                os.remove(self.path("run", name))
         return found
 
     def durable(self, inode, kind):

@@ -48,8 +48,9 @@ class Kills(faults.Faults):
                 os.remove(os.path.join(self.temporary, left))
         for left in self.unused_shared_memory():
             shutil.rmtree("/dev/shm/" + left, ignore_errors=True)
-        if os.path.exists(os.path.join(self.directory, "run", "connection.json")):
-            os.remove(os.path.join(self.directory, "run", "connection.json"))
+        for name in ("connection.json", "lock.json"):
+            if os.path.exists(os.path.join(self.directory, "run", name)):
+                os.remove(os.path.join(self.directory, "run", name))
 
     def state(self):
         """What the job was about, as far as it has left a trace."""

@@ -9,7 +9,7 @@ import harness
 
 class Output(faults.Faults):
     def test_a_full_disk_has_room_for_the_result(self):
-        for pages in range(2, 9):  # in turn no room for log.jsonl, its next lines, the model
+        for pages in range(2, 11):  # in turn no room for log.jsonl, its next lines, the model
             self.small_disk(f"{4 * pages}k")
             done = self.run_job(self.tape(steps=20), output="small/run")
             if done.status == 0:

@@ -171,7 +171,7 @@ class Scenario(unittest.TestCase):
         self.assertEqual(until_empty(lambda: os.listdir(self.temporary), limit), [], "sockets or sessions are left")
         self.assertEqual(until_empty(self.unused_shared_memory, limit), [], "shared memory is left")
         for path, _, names in os.walk(self.directory):
-            self.assertFalse({"connection.json", "connection.json.tmp", "result.json.tmp"} & set(names), path)
+            self.assertFalse({"connection.json", "connection.json.tmp", "lock.json", "lock.json.tmp", "result.json.tmp"} & set(names), path)
 
     def unused_shared_memory(self):
         """New entries that no process maps: other jobs may run beside this one."""

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 
 import checkpoints
 import harness
@@ -296,6 +297,34 @@ class Resume(checkpoints.Checkpoints):
                 self.assertNotIn(record["step"], seen)
                 seen.add(record["step"])
         self.assertEqual((starts, seen), (2, {3, 4, 5}))
+
+    def test_a_lock_of_another_host_holds_as_long_as_it_is_renewed(self):
+        """One of this host that nobody holds any more is taken over at once."""
+        job = toys.tape(steps=2)
+        self.train(job, [1])
+        lock = self.write("run1/lock.json", '{"host": "elsewhere", "pid": 17, "boot": "another"}')
+        stop = threading.Event()
+
+        def renew():
+            while not stop.wait(0.3):
+                os.utime(lock)
+        holder = threading.Thread(target=renew)
+        holder.start()
+        longer = ["--set", "job.steps=3", "--resume", "never"]
+        done = self.run_job("job.yaml", ranks=0, output="run1", arguments=longer)
+        stop.set()
+        holder.join()
+        self.assertEqual(done.status, 69)
+        self.assertIn("job.output: another job (process 17 on elsewhere) is writing in run1", done.err)
+        self.assertTrue(os.path.exists(lock))
+        done = self.run_job("job.yaml", ranks=0, output="run1", arguments=longer)
+        self.assertEqual(done.status, 0, done.err)
+        self.assertGreater(done.seconds, 4)
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            self.write("run1/lock.json", json.dumps({"host": "here", "pid": 17, "boot": boot.read().strip()}))
+        done = self.run_job("job.yaml", ranks=0, output="run1", arguments=longer)
+        self.assertEqual(done.status, 0, done.err)
+        self.assertLess(done.seconds, 4)
 
     def test_the_first_step_comes_at_once(self):
         job = gpt(steps=12, checkpoint={"every": 10})
