@@ -243,6 +243,9 @@ static void stand_in(const struct launch *launch, const struct error *why)
     kill(launch->coordinator.pid, SIGKILL);
     struct end_record end = {.exit = (int)why->status, .reason = why->text};
     struct error unwritten;
+    char newest[STORE_NAME_MAX + 1];
+    store_newest(launch->job->job->output, newest);
+    end.checkpoint = newest[0] ? newest : NULL;
     run_result_last_counters(launch->job, &end.counters);
     if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
     leftovers_remove(&launch->leftovers, false); /* no rank comes to close its transport any more */

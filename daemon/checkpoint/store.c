@@ -89,6 +89,18 @@ int store_list(const char *output, struct stored **list, size_t *count, struct e
     return status;
 }
 
+void store_newest(const char *output, char name[STORE_NAME_MAX + 1])
+{
+    struct stored *list;
+    size_t count;
+    struct error unseen;
+    name[0] = '\0';
+    store_list(output, &list, &count, &unseen);
+    for (size_t i = 0; i < count; i++)
+        if (list[i].complete) memcpy(name, list[i].name, sizeof list[i].name);
+    free(list);
+}
+
 /* ---- writing ---- */
 
 static int sync_directory(const char *path, struct error *error)

@@ -32,6 +32,9 @@ int store_path(char *path, const char *output, const char *name, struct error *e
 /* Oldest first; free() it. Other names than store_name's are passed over, and that there are none is no error. */
 int store_list(const char *output, struct stored **list, size_t *count, struct error *error);
 
+/* The newest that is complete; empty: there is none, or nobody can look. */
+void store_newest(const char *output, char name[STORE_NAME_MAX + 1]);
+
 /* Everything a whole checkpoint needs, once all ranks have all their ranges on disk: manifest, durable names, latest.
  * On failure (74) the checkpoint is to be removed. */
 int store_commit(const char *output, const char *name, struct manifest *manifest, struct error *error);

@@ -454,6 +454,7 @@ static int open_directory(struct coordinator *coordinator, bool *finished, struc
             "or give --resume never to begin anew there",
             output);
     if ((status = resume_tidy(&coordinator->resume, output, error))) return status;
+    store_newest(output, coordinator->newest);
     return run_directory_begin(directory, error);
 }
 

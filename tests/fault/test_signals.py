@@ -76,8 +76,22 @@ class Signals(faults.Faults):
             os.kill(running.ranks()[0], signal.SIGKILL)
             self.ended(running, time.monotonic(), harness.PROMPT + 1)
 
+    def test_the_result_names_the_newest_whoever_writes_it(self):
+        """The coordinator, of a start that makes none itself; or rank 0, when the coordinator is killed."""
+        job = self.gpt(steps=faults.FOREVER)
+        running = self.start(job, ranks=0).until_step(3)
+        os.kill(running.process.pid, signal.SIGUSR2)
+        self.ended(running, time.monotonic())
+        newest = checkpoints.names(self.run_of())[-1]
+        for victim in ("rank", "coordinator"):
+            running = self.start(job, ranks=0)
+            running.until_step(self.log("step")[-1]["step"] + 3)
+            os.kill(running.process.pid if victim == "rank" else running.connection()["pid"], signal.SIGKILL)
+            self.ended(running, time.monotonic(), harness.PROMPT + 1)
+            self.assertEqual((self.result()["exit"], self.result()["checkpoint"]), (70, newest), victim)
+
     def test_a_second_signal_ends_at_once(self):
-        """The checkpoint is not waited for: its disk does not answer."""
+        """The checkpoint is not waited for, which a stopped rank keeps from its step."""
         running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
         rank = running.ranks()[1]
         os.kill(running.ranks()[0], signal.SIGSTOP)  # so that the step does not end
