@@ -62,6 +62,15 @@ static struct kernels *gpu_open_kernels(const struct device *device, const struc
     return gpu->table->kernels_open(options, gpu->number, error);
 }
 
+/* One rank alone needs no transport. */
+static int gpu_open_comm(const struct device *device, struct comm **out, struct comm *host, struct kernels *kernels,
+                         uint64_t parameters, struct error *error)
+{
+    const struct gpu *gpu = (const struct gpu *)device;
+    if (host->ranks == 1) return comm_open_staged(out, host, kernels, parameters, error);
+    return gpu->table->comm_open(out, host, kernels, parameters, error);
+}
+
 static void gpu_close(struct device *device)
 {
     struct gpu *gpu = (struct gpu *)device;
@@ -80,6 +89,7 @@ static int open_gpu(struct gpu *gpu, const struct comm *comm, struct error *erro
     if (result) return result;
     struct device *device = &gpu->device;
     device->open_kernels = gpu_open_kernels;
+    device->open_comm = gpu_open_comm;
     snprintf(device->model, sizeof device->model, "%.*s", (int)sizeof device->model - 1, gpu->info.name);
     snprintf(device->name, sizeof device->name, "cuda %d, %s", gpu->number, device->model);
     return 0;

@@ -15,8 +15,9 @@ struct device {
     /* To be closed with kernels_close. NULL and the reason. */
     struct kernels *(*open_kernels)(const struct device *, const struct kernels_options *, struct error *);
     /* The ranks of `host` for the kernels' memory; all of them together. Both stay as they are and are closed after it.
-     * NULL: comm_open_staged. */
-    int (*open_comm)(const struct device *, struct comm **out, struct comm *host, struct kernels *, struct error *);
+     * parameters: those of the shard maps it will see. NULL: comm_open_staged. */
+    int (*open_comm)(const struct device *, struct comm **out, struct comm *host, struct kernels *, uint64_t parameters,
+                     struct error *);
     void (*close)(struct device *); /* NULL: nothing to do */
     char name[160];                 /* "cuda 0, NVIDIA H200" */
     char model[128];                /* "NVIDIA H200" */

@@ -80,10 +80,11 @@ static int open_comm(struct session *session, struct error *error)
     session->comm = session->host;
     if (session->kernels->table->on_host) return 0;
     const struct device *device = session->options.device;
+    const uint64_t parameters = session->model->table.parameters;
     struct comm *own = NULL;
     int result = device->open_comm && !session->options.staged
-                     ? device->open_comm(device, &own, session->host, session->kernels, error)
-                     : comm_open_staged(&own, session->host, session->kernels, session->model->table.parameters, error);
+                     ? device->open_comm(device, &own, session->host, session->kernels, parameters, error)
+                     : comm_open_staged(&own, session->host, session->kernels, parameters, error);
     if (!result) session->comm = own;
     return result;
 }

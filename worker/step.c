@@ -149,10 +149,6 @@ static int reduce(struct session *session, struct step *step, struct error *erro
     int result = session_enter(session, STATE(REDUCE), error);
     if (result) return result;
     double clock = seconds_now();
-    struct error failed = {0};
-    if (!comm_overlaps(session->comm) && session->kernels->table->wait(session->kernels, &failed))
-        fail_locally(session, &failed);
-    clock_lap(&clock, &step->seconds.compute); /* what the kernels had left to do */
     result = overlap_reduce(session, error);
     clock_lap(&clock, &step->seconds.reduce);
     if (!result && session->options.observer)
@@ -171,8 +167,10 @@ static int unscale(struct session *session, struct step *step, struct error *err
         session->kernels->table->check(session->kernels, results_check(&session->results),
                                        element(session->shard, run->first, session->wide_type), run->count,
                                        1 / step->window->scale);
+    clock_lap(&clock, &step->seconds.update);
     struct error failed = {0};
     if (results_read(&session->results, &failed)) fail_locally(session, &failed);
+    clock_lap(&clock, &step->seconds.compute); /* what a device has left to do, the reduction beside it included */
     bool means = session->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
     step->check = results_check_read(&session->results);
     step->loss_sum = results_loss_sum(&session->results, means);

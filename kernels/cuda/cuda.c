@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda.h"
 
 #include <nvtx3/nvToolsExt.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,6 +84,26 @@ static void cuda_copy(struct kernels *kernels, void *to, const void *from, size_
         cuda_note(cuda, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda->stream), "copy");
 }
 
+/* --- waiting ------------------------------------------------------------------------------------------------------ */
+
+/* For the event, or, where it is NULL, for all that was asked for. What waits for a peer that is gone does not end by
+ * itself: whoever watches is asked again and again. */
+static void wait_for(struct cuda *cuda, cudaEvent_t event, const char *what)
+{
+    cudaError_t state;
+    if (!cuda->watch.check) {
+        cuda_note(cuda, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream), what);
+        return;
+    }
+    while ((state = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream)) == cudaErrorNotReady) {
+        struct error error = {0};
+        if (cuda->failure.status == STATUS_DONE && cuda->watch.check(cuda->watch.context, &error) < 0)
+            cuda_fail(cuda, "%s", error.text);
+        sched_yield();
+    }
+    cuda_note(cuda, state, what);
+}
+
 /* Goes on to the ring's next part, once the copies out of it have run. */
 static void next_part(struct cuda *cuda)
 {
@@ -90,7 +111,7 @@ static void next_part(struct cuda *cuda)
     cuda_note(cuda, cudaEventRecord(u->copied[u->part], cuda->stream), "upload");
     u->part = (u->part + 1) % CUDA_UPLOAD_PARTS;
     u->used = 0;
-    cuda_note(cuda, cudaEventSynchronize(u->copied[u->part]), "upload");
+    wait_for(cuda, u->copied[u->part], "upload");
 }
 
 static void cuda_upload(struct kernels *kernels, void *to, const void *from, size_t bytes)
@@ -112,7 +133,7 @@ static void cuda_upload(struct kernels *kernels, void *to, const void *from, siz
 static int cuda_wait(struct kernels *kernels, struct error *error)
 {
     struct cuda *cuda = cuda_enter(kernels);
-    cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "the device's work");
+    wait_for(cuda, NULL, "the device's work");
     return tell(cuda, error);
 }
 
@@ -263,7 +284,7 @@ static int open_device(struct cuda *cuda, struct error *error)
     return -STATUS_UNAVAILABLE;
 }
 
-static struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct error *error)
+struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct error *error)
 {
     struct cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda) {
@@ -278,7 +299,7 @@ static struct kernels *cuda_kernels_open(const struct kernels_options *options, 
     return NULL;
 }
 
-/* --- the module --------------------------------------------------------------------------------------------------- */
+/* --- devices ------------------------------------------------------------------------------------------------------ */
 
 static int unavailable(struct error *error, cudaError_t result)
 {
@@ -286,14 +307,14 @@ static int unavailable(struct error *error, cudaError_t result)
                      cudaGetErrorName(result));
 }
 
-static int device_count(int *count, struct error *error)
+int cuda_device_count(int *count, struct error *error)
 {
     const cudaError_t result = cudaGetDeviceCount(count);
     if (result != cudaSuccess) return unavailable(error, result);
     return *count > 0 ? 0 : unavailable(error, cudaErrorNoDevice);
 }
 
-static int device_info(int device, struct cuda_device_info *info, struct error *error)
+int cuda_device_describe(int device, struct cuda_device_info *info, struct error *error)
 {
     struct cudaDeviceProp properties;
     const cudaError_t result = cudaGetDeviceProperties(&properties, device);
@@ -307,10 +328,3 @@ static int device_info(int device, struct cuda_device_info *info, struct error *
     memcpy(info->uuid, properties.uuid.bytes, sizeof info->uuid);
     return 0;
 }
-
-__attribute__((visibility("default"))) const struct cuda_module gacc_cuda_module = {
-    .abi = CUDA_MODULE_ABI,
-    .device_count = device_count,
-    .device_info = device_info,
-    .kernels_open = cuda_kernels_open,
-};

@@ -12,6 +12,7 @@
 extern "C" {
 #endif
 
+#include "kernels/cuda/module.h"
 #include "kernels/kernels.h"
 #include "proto/error.h"
 
@@ -30,6 +31,13 @@ struct cuda_upload {
     cudaEvent_t copied[CUDA_UPLOAD_PARTS]; /* recorded when the part was left */
 };
 
+/* Who is asked, while the host waits for the device, whether what the device waits for will ever come. check: 0, or a
+ * negative status and the reason; then it has seen to it that the device's work ends. */
+struct cuda_watch {
+    int (*check)(void *context, struct error *error); /* NULL: nobody */
+    void *context;
+};
+
 struct cuda {
     struct kernels head;
     struct kernel_table table;
@@ -38,6 +46,7 @@ struct cuda {
     void *scratch, *workspace;
     struct cuda_upload upload;
     struct cuda_products *products;
+    struct cuda_watch watch;
     struct error failure; /* status 0: none so far */
     bool failed_before;   /* when recording began */
     bool range_open;
@@ -72,6 +81,13 @@ bool cuda_products_run(struct cuda *cuda, const struct cuda_product *product);
 
 /* Enters the kernels of the backend's compute type in its table. */
 void cuda_fill_kernels(struct cuda *cuda);
+
+/* --- cuda.c: what the module hands out (module.h) -------------------------------------------------------------------
+ */
+
+int cuda_device_count(int *count, struct error *error);
+int cuda_device_describe(int device, struct cuda_device_info *info, struct error *error);
+struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct error *error);
 
 #ifdef __cplusplus
 }

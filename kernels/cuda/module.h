@@ -10,7 +10,7 @@
 #include "proto/error.h"
 
 /* Of this header and kernels.h together: a module of another number is refused. */
-#define CUDA_MODULE_ABI 1
+#define CUDA_MODULE_ABI 2
 #define CUDA_MODULE_FILE "gacc_cuda.so"
 #define CUDA_MODULE_SYMBOL "gacc_cuda_module"
 
@@ -22,6 +22,8 @@ struct cuda_device_info {
     uint64_t memory; /* bytes */
 };
 
+struct comm; /* worker/comm.h */
+
 struct cuda_module {
     int abi;
     /* Visible devices, ≥ 1; or −69 and why there are none. */
@@ -30,6 +32,9 @@ struct cuda_module {
     /* The backend on that device, for one caller at a time in any one thread; closed by kernels_close. NULL and the
      * reason: no such device, one that the module holds no code for, no memory. */
     struct kernels *(*kernels_open)(const struct kernels_options *options, int device, struct error *error);
+    /* worker/comm_nccl.h: comm_open_nccl */
+    int (*comm_open)(struct comm **out, struct comm *host, struct kernels *kernels, uint64_t parameters,
+                     struct error *error);
 };
 
 extern const struct cuda_module gacc_cuda_module;

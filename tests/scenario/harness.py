@@ -17,6 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.environ.get("GACC_BUILD", os.path.join(ROOT, "build"))
 GACCD = os.path.join(BUILD, "daemon", "gaccd")
 GACCCTL = os.path.join(BUILD, "daemon", "gaccctl")
+DEVICE = os.environ.get("GACC_DEVICE")  # all jobs of a suite on this device; None: as users have it
 
 # Open MPI on a machine with fewer cores than ranks, as root or not.
 MPI = {
@@ -135,7 +136,8 @@ class Scenario(unittest.TestCase):
             self.write("job.yaml", json.dumps(job))  # JSON is YAML
             job = "job.yaml"
         launcher = ["mpirun", *mpirun, "-n", str(ranks)] if ranks else []
-        return [*launcher, GACCD, job, "--output", output, *arguments]
+        device = ["--device", DEVICE] if DEVICE else []
+        return [*launcher, GACCD, job, "--output", output, *device, *arguments]
 
     def start(self, job, ranks=2, arguments=(), output="run", mpirun=()):
         """ranks 0: without mpirun."""

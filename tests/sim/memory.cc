@@ -220,13 +220,13 @@ const std::pair<char *const, host_range> *find_pinned(const void *pointer)
 device_access::device_access()
 {
     arena &a = memory();
-    if (a.depth++ == 0) protect(a, PROT_READ | PROT_WRITE);
+    if (a.depth++ == 0 && !options().open) protect(a, PROT_READ | PROT_WRITE);
 }
 
 device_access::~device_access()
 {
     arena &a = memory();
-    if (--a.depth == 0) protect(a, PROT_NONE);
+    if (--a.depth == 0 && !options().open) protect(a, PROT_NONE);
 }
 
 void *device_allocate(int device, size_t size)

@@ -64,9 +64,12 @@ size_t offset_in_file(const void *address)
 
 const settings &options()
 {
-    static const settings values = {number_of("SIM_SEED", 2), int(number_of("SIM_DEVICES", 1)),
-                                    size_t(number_of("SIM_MEMORY", 2ULL << 30)), int(number_of("SIM_STALL", 300)),
-                                    number_of("SIM_NCCL_SILENT", 0) != 0};
+    static const settings values = {number_of("SIM_SEED", 2),
+                                    int(number_of("SIM_DEVICES", 1)),
+                                    size_t(number_of("SIM_MEMORY", 2ULL << 30)),
+                                    int(number_of("SIM_STALL", 300)),
+                                    number_of("SIM_NCCL_SILENT", 0) != 0,
+                                    number_of("SIM_OPEN", 0) != 0};
     return values;
 }
 

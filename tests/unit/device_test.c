@@ -377,7 +377,7 @@ static void a_device_that_fails_ends_the_job_on_all_ranks_in_order(void **state)
         struct fake_device device = fake_device();
         struct scenario scenario = job_of(small_gpt, FP32, ranks);
         scenario.device = &device.device;
-        device.fails_at_wait = 8;
+        device.fails_at_wait = 3;
         struct play *play = play_run(&scenario);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             assert_int_equal(play->ends[rank].result, -STATUS_INTERNAL);

@@ -639,8 +639,9 @@ static inline void fake_comm_close(struct comm *comm)
 }
 
 static inline int fake_open_comm(const struct device *device, struct comm **out, struct comm *host,
-                                 struct kernels *kernels, struct error *error)
+                                 struct kernels *kernels, uint64_t parameters, struct error *error)
 {
+    (void)parameters;
     static const struct comm_class class = {
         .reduce_scatter = fake_reduce_scatter,
         .all_gather = fake_all_gather,

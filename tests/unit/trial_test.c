@@ -31,9 +31,9 @@ static void the_gradient_is_the_mean_on_any_number_of_ranks(void **state)
 }
 
 static int no_comm(const struct device *device, struct comm **out, struct comm *host, struct kernels *kernels,
-                   struct error *error)
+                   uint64_t parameters, struct error *error)
 {
-    (void)device, (void)out, (void)host, (void)kernels;
+    (void)device, (void)out, (void)host, (void)kernels, (void)parameters;
     return error_set(error, STATUS_INTERNAL, "a transport between threads of one process");
 }
 

@@ -1,0 +1,86 @@
+"""What a job asks of the device in a window, on simulated GPUs: nothing that makes the host wait, and a fixed number of
+collectives, none of them before the last micro-batch (D1, D2)."""
+import collections
+import glob
+import os
+
+import harness
+import toys
+
+BUCKETS = 8  # worker/comm_nccl.c cuts the parameters into eighths; 8 divides these models' parameters on two ranks
+
+
+def calls(lines, name):
+    return [at for at, line in enumerate(lines) if line.split()[0] == name]
+
+
+class Windows(toys.Training):
+    def trace(self, accumulate, ranks=1, steps=2, **keys):
+        """The calls of each process, and what the job left."""
+        path = os.path.join(self.directory, f"trace{self.count}")
+        self.environment["SIM_TRACE"] = path
+        batch = 2 * accumulate * ranks
+        job = toys.gpt(context=8, width=16, layers=2, batch=batch, micro=2, steps=steps, **keys)
+        out = self.train(job, toys.tokens(8 * batch * steps + 1), ranks)
+        self.assertIn("simulated", out.header["device"])
+        lines = []
+        for name in sorted(glob.glob(path + ".*")):
+            with open(name) as file:
+                lines.append(file.read().splitlines())
+        self.assertEqual(len(lines), ranks)
+        return lines, out
+
+    def test_the_host_waits_once_a_step_however_long_the_window(self):
+        def waits(accumulate, steps):
+            """By what the host waits; what it has to wait for is a copy to its own memory, which counts by itself."""
+            (lines,), _ = self.trace(accumulate, steps=steps)
+            return collections.Counter(line for line in lines if line.endswith("host-sync"))
+
+        short = waits(1, 2)
+        for accumulate in (2, 3, 9):
+            self.assertEqual(waits(accumulate, 2), short)
+        more = waits(3, 5) - short
+        self.assertEqual(more, {"copy to pageable memory host-sync": 3, "cudaStreamSynchronize host-sync": 3})
+
+    def test_a_micro_batch_is_recorded_once_and_replayed(self):
+        """Neither the first of a window, which waits for parameters, nor the last, beside which gradients are reduced."""
+        for accumulate, replays in ((2, 0), (3, 1), (9, 7)):
+            (lines,), out = self.trace(accumulate, steps=3)
+            self.assertEqual(len(calls(lines, "cudaGraphLaunch")), 3 * replays)
+            self.assertLessEqual(len(calls(lines, "cudaGraphInstantiate")), 1)
+            self.assertEqual(out.verdicts(), "AAA")
+
+    def test_collectives_are_as_many_as_buckets_and_come_last(self):
+        for accumulate in (1, 4):
+            traces, out = self.trace(accumulate, ranks=2)
+            self.assertEqual(out.header["parameters"] % (2 * BUCKETS), 0)
+            self.assertEqual(out.column("collectives"), 2 * [{"reduce_scatter": BUCKETS, "all_gather": BUCKETS, "control": 0}])
+            for lines in traces:
+                reductions, gathers = calls(lines, "ncclReduceScatter"), calls(lines, "ncclAllGather")
+                self.assertEqual((len(reductions), len(gathers)), (2 * BUCKETS, 2 * BUCKETS))
+                replays = calls(lines, "cudaGraphLaunch")
+                self.assertEqual(len(replays), 2 * max(accumulate - 2, 0))
+                # step by step: all replays, all reductions, all gathers
+                for step in range(2):
+                    of_step = slice(step * BUCKETS, (step + 1) * BUCKETS)
+                    here = replays[step * (len(replays) // 2) : (step + 1) * (len(replays) // 2)]
+                    self.assertLess(max(here, default=-1), reductions[of_step][0])
+                    self.assertLess(reductions[of_step][-1], gathers[of_step][0])
+                    # the backward goes on between the first bucket's reduction and the last one's
+                    self.assertTrue(any(reductions[of_step][0] < at < reductions[of_step][-1] for at in calls(lines, "cublasLtMatmul")))
+                # the next forward begins before the last gather is waited for
+                waits = [at for at in calls(lines, "cudaStreamWaitEvent") if gathers[BUCKETS - 1] < at < reductions[BUCKETS]]
+                products = [at for at in calls(lines, "cublasLtMatmul") if gathers[BUCKETS - 1] < at]
+                self.assertTrue(any(at > products[0] for at in waits))
+
+    def test_gradients_that_travel_as_bf16_are_sent_and_received(self):
+        traces, out = self.trace(2, ranks=2, precision_={"reduce": "bf16"})
+        half = out.header["parameters"] // 2
+        self.assertEqual(out.column("bytes"), 2 * [{"reduce_scatter": 2 * half, "all_gather": 4 * half}])
+        for lines in traces:
+            self.assertEqual(len(calls(lines, "ncclReduceScatter")), 0)
+            self.assertEqual(len(calls(lines, "ncclSend")), 2 * BUCKETS)
+
+
+if __name__ == "__main__":
+    harness.main()
