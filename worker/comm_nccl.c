@@ -73,7 +73,8 @@ static int settle(struct comm_nccl *nccl, ncclResult_t result, const char *call,
 static int cuda_result(struct comm_nccl *nccl, cudaError_t result, const char *call, struct error *error)
 {
     if (result == cudaSuccess) return 0;
-    return error_set(error, STATUS_INTERNAL, "rank %u: %s: %s", nccl->comm.rank, call, cudaGetErrorString(result));
+    return error_set(error, STATUS_INTERNAL, "rank %u: GPU %d: %s: %s", nccl->comm.rank, nccl->cuda->device, call,
+                     cudaGetErrorString(result));
 }
 
 /* While the host waits for the device. */
