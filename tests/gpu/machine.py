@@ -134,7 +134,9 @@ def link_libraries(into):
     tops = ["/usr", "/usr/local", "/usr/local/cuda"] + ([os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else [])
     packages = [os.path.join(top, "nvidia", "*") for top in sys.path]
     for headers, library in FROM_PYTORCH.items():
-        if any(glob.glob(os.path.join(top, "include", headers)) for top in tops):
+        there = [os.path.join(top, place) for top in tops
+                 for place in (f"lib64/{library}", f"lib/{library}", f"lib/x86_64-linux-gnu/{library}")]
+        if any(glob.glob(os.path.join(top, "include", headers)) for top in tops) and any(map(os.path.exists, there)):
             continue
         for package in packages:
             for path in glob.glob(os.path.join(package, "include", headers)):

@@ -101,6 +101,18 @@ class Limits(Case):
         said = [runner.run(["sh", "-c", "echo $GACC_PACKED"], 10, plain=plain).out for plain in (False, True)]
         self.assertEqual(said, ["yes\n", "\n"])
 
+    def test_libraries_that_only_pytorch_has_are_linked_to(self):
+        package = self.path("site/nvidia/nosuch")
+        for name in ("include/nosuch.h", "lib/libnosuch.so.2"):
+            os.makedirs(os.path.dirname(os.path.join(package, name)))
+            open(os.path.join(package, name), "w").close()
+        with mock.patch.object(machine, "FROM_PYTORCH", {"nosuch*.h": "libnosuch.so", "std*.h": "libm.so"}), \
+                mock.patch.object(sys, "path", [self.path("site")]):
+            machine.link_libraries(self.path("linked"))
+        self.assertEqual(os.listdir(self.path("linked/include")), ["nosuch.h"])
+        self.assertEqual(sorted(os.listdir(self.path("linked/lib"))), ["libnosuch.so", "libnosuch.so.2"])
+        self.assertTrue(os.path.samefile(self.path("linked/lib/libnosuch.so"), os.path.join(package, "lib/libnosuch.so.2")))
+
     def test_no_command_starts_when_the_time_is_over(self):
         with self.assertRaises(machine.OutOfTime):
             self.runner(0).run(["touch", self.path("late")], 10)
