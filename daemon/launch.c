@@ -38,6 +38,8 @@
 /* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. Rank 0
  * may be late, takes up to half a second to clear up, and mpirun one. */
 #define YIELD_SECONDS 5
+/* A starting rank's patience with the others once it is told to go: well below the launcher's second before SIGKILL. */
+#define JOIN_MICROSECONDS 300000
 /* An interrupted rank's patience with its coordinator. */
 #define FAREWELL_SECONDS 1
 
@@ -389,10 +391,25 @@ static void end_at_once(struct launch *launch, const char *signal)
     leave(launch, signal, stage < STAGE_JOINED ? status : outcome);
 }
 
-/* On a thread of its own. */
+/* Whether this rank gets, or loses, its line to the coordinator before long. */
+static bool joins_soon(struct launch *launch)
+{
+    enum stage stage = STAGE_STARTING;
+    for (unsigned waited = 0; waited < JOIN_MICROSECONDS && stage < STAGE_JOINED; waited += JOIN_MICROSECONDS / 10) {
+        usleep(JOIN_MICROSECONDS / 10);
+        pthread_mutex_lock(&launch->lock);
+        stage = launch->stage;
+        pthread_mutex_unlock(&launch->lock);
+    }
+    return stage >= STAGE_JOINED;
+}
+
+/* On a thread of its own. A rank that waits at its start for a rank 0 that has failed is told to go by SIGTERM, and
+ * nobody tells it more. */
 static void on_interruption(void *context, const char *signal)
 {
-    if (!ask(context, signal)) end_at_once(context, signal);
+    if (ask(context, signal) && (strcmp(signal, "SIGTERM") || joins_soon(context))) return;
+    end_at_once(context, signal);
 }
 
 /* On the control thread, as the next. */

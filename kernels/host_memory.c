@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define ALIGNMENT ((size_t)256)
 /* A step streams through all of the large buffers, and with small pages a fifth of its time goes into address
@@ -53,6 +55,22 @@ int host_wait(struct kernels *kernels, struct error *error)
     return 0;
 }
 
+/* Of this process's address space, where that is limited (ulimit -v). */
+static void limit_by_address_space(uint64_t *left, uint64_t *all)
+{
+    struct rlimit limit;
+    unsigned long long pages;
+    if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY) return;
+    FILE *file = fopen("/proc/self/statm", "re");
+    const bool known = file && fscanf(file, "%llu", &pages) == 1;
+    if (file) fclose(file);
+    if (!known) return;
+    const uint64_t space = limit.rlim_cur, used = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    const uint64_t rest = used < space ? space - used : 0;
+    if (space < *all) *all = space;
+    if (rest < *left) *left = rest;
+}
+
 bool host_memory_left(struct kernels *kernels, uint64_t *left, uint64_t *all)
 {
     (void)kernels;
@@ -64,5 +82,6 @@ bool host_memory_left(struct kernels *kernels, uint64_t *left, uint64_t *all)
     if (!known) return false;
     *left = (uint64_t)available << 10;
     *all = (uint64_t)total << 10;
+    limit_by_address_space(left, all);
     return true;
 }

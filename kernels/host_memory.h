@@ -12,7 +12,7 @@ void host_clear(struct kernels *, void *memory, size_t bytes);
 void host_copy(struct kernels *, void *to, const void *from, size_t bytes);
 int host_download(struct kernels *, void *to, const void *from, size_t bytes, struct error *error);
 int host_wait(struct kernels *, struct error *error);
-/* What Linux holds to be available without swapping. */
+/* What Linux holds to be available without swapping, or less where the process's address space is limited. */
 bool host_memory_left(struct kernels *, uint64_t *left, uint64_t *all);
 
 #endif

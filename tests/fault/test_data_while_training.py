@@ -62,7 +62,7 @@ class DataWhileTraining(faults.Faults):
             if "mpirun" not in command:
                 command = f"ulimit -v 900000; {command}"
             done = self.shell(f"rm -rf run; {command}", env=dict(self.environment, OPENBLAS_NUM_THREADS="1"))
-            self.check_line(done, 70, "out of memory for the parameters: 151451648 elements of 4 bytes")
+            self.check_line(done, 70, "out of memory for the parameters: 577.7 MiB, and of 878.9 MiB ")
             self.check_result(70, "out of memory")
 
     def test_a_learning_rate_of_1e30_ends_with_the_tensor(self):
