@@ -46,16 +46,20 @@ int check_collectives(struct suite *suite, struct check *check, struct error *er
         if (!trial) return -(int)error->status;
         const struct trial_step *step = &trial->steps[0];
         const uint32_t ranks = variant_ranks(suite, &variants[i]), k = variant_per_rank(suite, &variants[i]);
-        check_expect(check, step->reduce_scatters == 1 && step->all_gathers == 1 && step->control_collectives == 0,
-                     "K = %" PRIu32 ": %" PRIu32 " reduce-scatters, %" PRIu32 " all-gathers, %" PRIu32 " others", k,
-                     step->reduce_scatters, step->all_gathers, step->control_collectives);
+        check_expect(check,
+                     step->reduce_scatters == trial->buckets && step->all_gathers == trial->buckets &&
+                         step->control_collectives == 0,
+                     "K = %" PRIu32 ": %" PRIu32 " reduce-scatters, %" PRIu32 " all-gathers, %" PRIu32
+                     " others; %" PRIu32 " buckets",
+                     k, step->reduce_scatters, step->all_gathers, step->control_collectives, trial->buckets);
         expect_bytes(check, "reduce-scatter", step->reduce_scatter_bytes, trial->parameters, ranks, 4);
         expect_bytes(check, "all-gather", step->all_gather_bytes, trial->parameters, ranks,
                      variants[i].compute == BF16 ? 2 : 4);
     }
     if (check->pass)
         check_say(check,
-                  "one reduce-scatter and one all-gather at K = %" PRIu32 " and %" PRIu32 ", bytes by the formula",
+                  "one reduce-scatter and one all-gather a bucket at K = %" PRIu32 " and %" PRIu32
+                  ", bytes by the formula",
                   variant_per_rank(suite, &variants[0]), variant_per_rank(suite, &variants[1]));
     return 0;
 }

@@ -113,6 +113,7 @@ static int open_sight(struct rank *rank, struct error *error)
     if (result) return result;
     size_t wide_size = dtype_size(view.wide_type);
     uint64_t all = rank->trial.parameters = view.map->parameters;
+    rank->trial.buckets = view.map->bucket_count;
     for (enum watched what = 0; what < WATCHED && !result; what++) {
         struct span span = watched_span(&view, what);
         result = memory_new(&rank->copies[what], span.bytes, 1, "a copy of the session's state", error);

@@ -56,6 +56,7 @@ struct trial_step {
 
 struct trial {
     uint64_t parameters; /* P */
+    uint32_t buckets;    /* in which they are reduced and gathered: one on CPUs */
     uint64_t step_count;
     struct trial_step steps[TRIAL_STEPS_MAX];
     double *gradient;             /* [P] of the first attempt: reduced over the ranks, divided by the S of its window */
