@@ -89,6 +89,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=
                                                  stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT))
 
     def stop(self):
+        """Jobs that a failed test has left go first: their slurmstepd would outlive the daemons."""
+        self.call("scancel", "--user=root")
+        harness.until_empty(lambda: self.call("squeue", "-h"), 20)
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for daemon in self.daemons:
