@@ -20,6 +20,7 @@ class Faults(toys.Training):
         return out
 
     def begin(self, ranks, output="run"):
+        self.environment.pop("OMPI_MCA_odls_base_sigkill_timeout", None)  # who is left has a word to say
         self.write("data", toys.tokens(8 * 4000 + 1))
         job = self.job(steps=1000)
         job["data"]["train"] = "data"
