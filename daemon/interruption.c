@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,7 @@ static struct {
     void *context;
     pid_t launcher;
     int signals, launcher_end; /* signalfd; pidfd, or -1 */
+    atomic_bool told;          /* SIGTERM, by the launcher */
 } watch;
 
 /* A launcher that ended before there was a pidfd is not our parent any more. */
@@ -33,11 +35,17 @@ static void *wait_for_all(void *unused)
     while (!launcher_is_gone()) {
         if (poll(ends, 2, -1) <= 0 || !ends[0].revents) continue;
         if (read(watch.signals, &taken, sizeof taken) != sizeof taken) continue;
+        if (watch.launcher && taken.ssi_signo == SIGTERM && (pid_t)taken.ssi_pid == watch.launcher) watch.told = true;
         snprintf(name, sizeof name, "SIG%s", sigabbrev_np((int)taken.ssi_signo));
         watch.taken(watch.context, name);
     }
     watch.taken(watch.context, INTERRUPTION_LAUNCHER);
     return NULL;
+}
+
+bool interruption_is_launchers(void)
+{
+    return watch.told;
 }
 
 int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,

@@ -5,6 +5,7 @@
 #ifndef GACC_INTERRUPTION_H
 #define GACC_INTERRUPTION_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "proto/error.h"
@@ -18,5 +19,7 @@
  */
 int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,
                        struct error *error);
+/* Whether the launcher itself has sent this process a SIGTERM. */
+bool interruption_is_launchers(void);
 
 #endif

@@ -618,6 +618,11 @@ int launch_run(const struct launch_options *options)
     else if (is_first)
         fprintf(stderr, "gaccd: %s: already finished\n", launch.job->job->output);
 
+    if (interruption_is_launchers()) { /* it sleeps until it kills: MPI_Finalize, which needs it, would wait for that */
+        if (is_first) end_coordinator(&launch);
+        usleep(LEAVE_MICROSECONDS);
+        _exit(is_first ? -status : 0);
+    }
     launch_close_transport(launch.comm, &launch.place);
     if (is_first) end_coordinator(&launch);
     if (!status && is_first && launch.has_terminal)

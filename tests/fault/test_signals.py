@@ -69,10 +69,11 @@ class Signals(faults.Faults):
                    "coordinator": lambda: running.connection()["pid"]}[whom]()
             for count in (1, 2):
                 os.kill(pid, signal.SIGUSR1)
-                harness.until(lambda: len(running.log("checkpoint")) == count, 10, f"checkpoint {count}")
+                # mpirun passes it on to each rank, and what the second one asks for may be a checkpoint of its own
+                harness.until(lambda: len(running.log("checkpoint")) >= count, 10, f"checkpoint {count}")
             running.until_step(running.log("step")[-1]["step"] + 3)
-            names = checkpoints.names(self.run_of(output))
-            self.assertEqual(names, [record["name"] for record in running.log("checkpoint")])
+            harness.until(lambda: checkpoints.names(self.run_of(output)) == [record["name"] for record in running.log("checkpoint")][-3:],
+                          10, "every checkpoint is in the log")
             os.kill(running.ranks()[0], signal.SIGKILL)
             self.ended(running, time.monotonic(), harness.PROMPT + 1)
 
@@ -108,18 +109,20 @@ class Signals(faults.Faults):
     def test_at_any_moment_all_ranks_save_the_same_step(self):
         """While ranks start, in steps, evaluations and saves, in the last step; then the same command finishes the job, with the
         bytes of the run that was never stopped (cases 38-1, 38-4)."""
-        job = self.gpt(steps=40, evaluation={"every": 4, "sequences": 40}, checkpoint={"every": 3})
+        job = self.gpt(steps=300, evaluation={"every": 4, "sequences": 40}, checkpoint={"every": 3})
         job["data"]["validation"] = 0.3
-        self.assertEqual(self.run_job(job, output="whole").status, 0)
+        whole = self.run_job(job, output="whole")
+        self.assertEqual(whole.status, 0)
         chance = random.Random(int(os.environ.get("GACC_SEED", "1")))
-        stopped = 0
-        for trial in range(int(os.environ.get("GACC_TRIALS", "3"))):
+        stopped = trials = 0
+        while trials < int(os.environ.get("GACC_TRIALS", "3")) or (stopped == 0 and trials < 30):
+            trials += 1
             shutil.rmtree(self.run_of(), ignore_errors=True)
             starts = 0
             while True:
                 running = self.start("job.yaml", ranks=2)
                 starts += 1
-                time.sleep(0.1 + 0.9 * chance.random())
+                time.sleep(whole.seconds * chance.random())
                 whom = chance.choice(("rank", "launcher", "all", "coordinator"))
                 found = running.ranks()
                 pids = {"rank": [chance.choice(list(found.values()))] if found else [], "all": list(found.values()),
