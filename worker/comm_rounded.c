@@ -1,31 +1,15 @@
 #include "worker/comm_rounded.h"
 
-#include <string.h>
-
-static uint16_t from_float(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (x != x) return (uint16_t)((bits >> 16) | 0x40); /* quiet, and no infinity when the lower half is cut off */
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-static float to_float(uint16_t rounded)
-{
-    uint32_t bits = (uint32_t)rounded << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+#include "kernels/cpu/half.h"
 
 float rounded_value(float x)
 {
-    return to_float(from_float(x));
+    return bf16_to_fp32(fp32_to_bf16(x));
 }
 
 void rounded_from_floats(uint16_t *out, const float *in, uint64_t n)
 {
-    for (uint64_t i = 0; i < n; i++) out[i] = from_float(in[i]);
+    for (uint64_t i = 0; i < n; i++) out[i] = fp32_to_bf16(in[i]);
 }
 
 void rounded_sum(float *sum, const float *own, const uint16_t *received, uint32_t rank, uint32_t ranks, uint64_t n)
@@ -36,6 +20,6 @@ void rounded_sum(float *sum, const float *own, const uint16_t *received, uint32_
         if (other == rank)
             for (uint64_t i = 0; i < n; i++) sum[i] += own[i];
         else
-            for (uint64_t i = 0; i < n; i++) sum[i] += to_float(part[i]);
+            for (uint64_t i = 0; i < n; i++) sum[i] += bf16_to_fp32(part[i]);
     }
 }
