@@ -1,6 +1,5 @@
 /* gacc.v1.Control: what operators ask. Steps are read back from log.jsonl, however old or new they are. */
 #include <errno.h>
-#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,36 +15,6 @@ struct watcher {
 };
 
 #define SCAN_BYTES (4u << 20) /* of the log per watcher and event-loop turn */
-
-static bool has_token(const struct rpc_call *call, const char *token)
-{
-    static const char scheme[] = "Bearer ";
-    const char *text = rpc_call_metadata(call, "authorization");
-    if (!text || strncmp(text, scheme, sizeof scheme - 1)) return false;
-    text += sizeof scheme - 1;
-    return strlen(text) == strlen(token) && !CRYPTO_memcmp(text, token, strlen(token));
-}
-
-void control_begin(struct rpc_call *call, void *context)
-{
-    const struct coordinator *coordinator = context;
-    switch (connection_trust(call)) {
-    case TRUST_OWNER:
-        return;
-    case TRUST_OPERATOR:
-        if (has_token(call, coordinator->token)) {
-            connection_admit(call);
-            return;
-        }
-        rpc_call_finish(call, RPC_UNAUTHENTICATED,
-                        "authorization: Bearer TOKEN is required; connection.json has the token");
-        break;
-    case TRUST_WORKER:
-        rpc_call_finish(call, RPC_UNIMPLEMENTED, "this address serves workers only");
-        break;
-    }
-    connection_wake(call);
-}
 
 static int send_message(struct rpc_call *call, const ProtobufCMessage *message)
 {

@@ -29,13 +29,6 @@ static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coor
 #define WATCHERS_LINGER_MILLISECONDS 1000
 #define LOCK_MILLISECONDS 1000 /* between two renewals of the run directory's lock */
 
-static const struct rpc_method methods[] = {
-    {"/gacc.v1.Workers/Join", join_begin, join_message, NULL, join_gone},
-    {"/gacc.v1.Control/GetStatus", control_begin, get_status_message, NULL, NULL},
-    {"/gacc.v1.Control/WatchSteps", control_begin, watch_steps_message, NULL, watch_steps_gone},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 /* ---- the log, the result, the end of the job ---- */
 
 static void append(struct coordinator *coordinator, char *line)
@@ -266,7 +259,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     coordinator->started = uv_now(loop);
     uv_read_start((uv_stream_t *)&coordinator->life, give_small_buffer, on_life);
     uv_timer_start(&coordinator->tick, on_tick, 250, 250);
-    status = connections_init(&coordinator->connections, loop, methods, coordinator,
+    status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
                               coordinator->options->ranks + OPERATORS_MAX, error);
     coordinator->connections.drained = watchers_feed;
     return status;

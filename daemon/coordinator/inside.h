@@ -72,8 +72,15 @@ void coordinator_conclude_in_order(struct coordinator *coordinator);
 void coordinator_conclude(struct coordinator *coordinator);
 void coordinator_show_progress(struct coordinator *coordinator);
 
+/* methods.c: every method with its role and its callbacks, ended by a row without a path. */
+enum role {
+    ROLE_READ,    /* operators: asks and changes nothing */
+    ROLE_CONTROL, /* operators: changes what the job does */
+    ROLE_WORKER,  /* the job's own ranks */
+};
+extern const struct rpc_method coordinator_methods[];
+
 /* worker_service.c: gacc.v1.Workers */
-void join_begin(struct rpc_call *call, void *context);
 void join_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void join_gone(struct rpc_call *call, void *context);
 /* All reports are in: the decision, unless it has to wait for a checkpoint. */
@@ -86,7 +93,6 @@ void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *wh
 bool workers_all_gone(const struct coordinator *coordinator);
 
 /* control_service.c: gacc.v1.Control */
-void control_begin(struct rpc_call *call, void *context);
 void get_status_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void watch_steps_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void watch_steps_gone(struct rpc_call *call, void *context);

@@ -1,6 +1,4 @@
 /* gacc.v1.Workers: one stream per rank. Feeds the conductor what ranks say and sends all of them its answers. */
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,28 +9,6 @@
 static void *user_of_rank(uint32_t rank)
 {
     return (void *)(uintptr_t)(rank + 1u);
-}
-
-static bool has_secret(const struct rpc_call *call, const uint8_t secret[SECRET_BYTES])
-{
-    uint8_t bytes[64];
-    const char *text = rpc_call_metadata(call, "gacc-secret-bin");
-    char padded[64];
-    /* base64 of 32 bytes: 43 characters, and one '=' that gRPC allows to leave out */
-    if (!text || (strlen(text) != 43 && strlen(text) != 44)) return false;
-    snprintf(padded, sizeof padded, "%.43s=", text);
-    return EVP_DecodeBlock(bytes, (const unsigned char *)padded, 44) >= SECRET_BYTES &&
-           !CRYPTO_memcmp(bytes, secret, SECRET_BYTES);
-}
-
-void join_begin(struct rpc_call *call, void *context)
-{
-    const struct coordinator *coordinator = context;
-    if (has_secret(call, coordinator->secret))
-        connection_admit(call);
-    else
-        rpc_call_finish(call, RPC_UNAUTHENTICATED, "gacc-secret-bin: not this job's");
-    connection_wake(call);
 }
 
 /* The message is packed once and the same bytes go to every rank that `to` names (NULL: all that have joined). */

@@ -42,13 +42,24 @@ void call_settle(struct rpc_call *call, enum rpc_code code, const char *text)
     if (call->settled) return;
     call->settled = true;
     call->code = code;
-    strncpy(call->text, text == NULL ? "" : text, sizeof call->text - 1);
+    size_t length = text == NULL ? 0 : strlen(text);
+    if (length >= sizeof call->text) { /* cut, but not inside a character of UTF-8 */
+        length = sizeof call->text - 1;
+        while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80) length--;
+    }
+    if (length > 0) memcpy(call->text, text, length);
+    call->text[length] = '\0';
 }
 
 static bool deliver(void *context, const uint8_t *message, size_t length)
 {
     struct rpc_call *call = context;
     if (call->connection->nuisances > 0) call->connection->nuisances--; /* real work */
+    if (call->heard && call->method->one_message) {
+        call->connection->role->broken(call, RPC_UNIMPLEMENTED, "this method takes one message, and no second");
+        return false;
+    }
+    call->heard = true;
     if (call->method->message != NULL) call->method->message(call, message, length, call->context);
     return !call->over;
 }
@@ -148,6 +159,11 @@ const char *rpc_call_metadata(const struct rpc_call *call, const char *name)
 int rpc_call_deadline(const struct rpc_call *call)
 {
     return call->deadline_milliseconds;
+}
+
+const struct rpc_method *rpc_call_method(const struct rpc_call *call)
+{
+    return call->method;
 }
 
 enum rpc_code rpc_call_status(const struct rpc_call *call, const char **text)

@@ -70,6 +70,7 @@ struct rpc_call {
     bool over;         /* finished, cancelled or broken: no more messages to the caller */
     bool cancelled;    /* the reset is ours, not the peer's doing */
     bool settled;      /* code and text are final */
+    bool heard;        /* server: a message has been handed out */
     enum rpc_code code;
     int deadline_milliseconds;
     char text[RPC_TEXT_MAX];

@@ -63,9 +63,11 @@ void metadata_close(struct metadata *metadata)
 void percent_encode(char *encoded, const char *text)
 {
     static const char digits[] = "0123456789ABCDEF";
+    const char *const begin = text;
     for (; *text != '\0'; text++) {
         unsigned char byte = (unsigned char)*text;
-        if (byte >= 0x20 && byte <= 0x7e && byte != '%') {
+        const bool is_edge = text == begin || text[1] == '\0';
+        if (byte >= 0x20 && byte <= 0x7e && byte != '%' && !(byte == ' ' && is_edge)) {
             *encoded++ = (char)byte;
         } else {
             *encoded++ = '%';

@@ -20,8 +20,9 @@ void metadata_add(struct metadata *metadata, const uint8_t *name, size_t name_le
 const char *metadata_get(const struct metadata *metadata, const char *name);
 void metadata_close(struct metadata *metadata);
 
-/* grpc-message: bytes outside printable ASCII, and '%', as %XX. `encoded` holds 3·strlen(text)+1 characters. Decoding
- * is in place sized: `text` of `capacity` characters; a malformed %XX is kept as it is. */
+/* grpc-message: bytes outside printable ASCII, '%', and a space at either end, which HTTP would strip, as %XX.
+ * `encoded` holds 3·strlen(text)+1 characters. Decoding is in place sized: `text` of `capacity` characters; a malformed
+ * %XX is kept as it is. */
 void percent_encode(char *encoded, const char *text);
 void percent_decode(char *text, size_t capacity, const char *encoded);
 

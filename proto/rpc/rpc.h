@@ -67,6 +67,10 @@ struct rpc_method {
     /* The call is gone, whatever the reason (finished, cancelled, connection lost): the last callback; the last use of
      * `call`. May be NULL. */
     void (*gone)(struct rpc_call *call, void *context);
+    /* Server: a request is exactly one message. A second one ends the call before it is handed out, as does the end
+     * without any: with UNIMPLEMENTED, as gRPC's status codes have it for the wrong number of requests. */
+    bool one_message;
+    int role; /* the table's own: who may call (rpc_call_method) */
 };
 
 struct rpc_limits {
@@ -112,6 +116,7 @@ void rpc_call_cancel(struct rpc_call *call);
 const char *rpc_call_metadata(const struct rpc_call *call,
                               const char *name);    /* of the peer, the first of that name; NULL: none */
 int rpc_call_deadline(const struct rpc_call *call); /* server: grpc-timeout in ms, −1: none */
+const struct rpc_method *rpc_call_method(const struct rpc_call *call);
 enum rpc_code rpc_call_status(const struct rpc_call *call, const char **text); /* client, in gone */
 void rpc_call_set_user(struct rpc_call *call, void *user);
 void *rpc_call_user(const struct rpc_call *call);

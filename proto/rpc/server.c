@@ -89,6 +89,29 @@ static const struct rpc_method *find_method(const struct rpc_method *methods, co
     return NULL;
 }
 
+static bool has_service(const struct rpc_method *methods, const char *path, size_t length)
+{
+    for (; methods->path != NULL; methods++) {
+        if (strncmp(methods->path, path, length) == 0 && methods->path[length] == '/') return true;
+    }
+    return false;
+}
+
+/* Both are UNIMPLEMENTED; the text tells a wrong service from a wrong method. */
+static void refuse_path(struct rpc_call *call, const char *path)
+{
+    char text[256];
+    const char *slash = path == NULL ? NULL : strrchr(path, '/');
+    if (slash == NULL || slash == path || path[0] != '/')
+        snprintf(text, sizeof text, "no path of a method: %.200s", path == NULL ? "" : path);
+    else if (has_service(call->connection->methods, path, (size_t)(slash - path)))
+        snprintf(text, sizeof text, "unknown method %.200s", path);
+    else
+        snprintf(text, sizeof text, "unknown service %.*s", slash - path > 200 ? 200 : (int)(slash - path - 1),
+                 path + 1);
+    rpc_call_finish(call, RPC_UNIMPLEMENTED, text);
+}
+
 static void begin(struct rpc_call *call)
 {
     struct rpc_connection *connection = call->connection;
@@ -114,9 +137,7 @@ static void begin(struct rpc_call *call)
     const char *path = rpc_call_metadata(call, ":path");
     const struct rpc_method *method = path == NULL ? NULL : find_method(connection->methods, path);
     if (method == NULL) {
-        char text[256];
-        snprintf(text, sizeof text, "unknown method %s", path == NULL ? "" : path);
-        rpc_call_finish(call, RPC_UNIMPLEMENTED, text);
+        refuse_path(call, path);
         return;
     }
     call->method = method;
@@ -130,6 +151,8 @@ static void ended(struct rpc_call *call)
     if (call->over) return;
     if (!deframer_at_boundary(&call->deframer)) {
         broken(call, RPC_INTERNAL, "the request ended inside a message");
+    } else if (call->method->one_message && !call->heard) {
+        broken(call, RPC_UNIMPLEMENTED, "this method takes one message, and there was none");
     } else if (call->method->end != NULL) {
         call->method->end(call, call->context);
     }

@@ -65,7 +65,8 @@ static void client_message(struct rpc_call *call, const uint8_t *bytes, size_t l
         rpc_call_send(call, bytes, length);
 }
 
-static const struct rpc_method methods[] = {{"/t.T/Echo", begin, message, end, gone}, {0}};
+static const struct rpc_method methods[] = {
+    {.path = "/t.T/Echo", .begin = begin, .message = message, .end = end, .gone = gone}, {0}};
 static const struct rpc_method echo = {.path = "/t.T/Echo", .message = client_message, .gone = gone};
 
 static void drain_output(struct rpc_connection *connection)

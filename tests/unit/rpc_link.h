@@ -104,11 +104,22 @@ static inline void server_finish_at_once(struct rpc_call *call, const uint8_t *m
     rpc_call_finish(call, RPC_OK, NULL);
 }
 
+#define SERVER_METHOD(PATH, BEGIN, MESSAGE, END)                                                    \
+    {                                                                                               \
+        .path = (PATH), .begin = (BEGIN), .message = (MESSAGE), .end = (END), .gone = (server_gone) \
+    }
+
 static const struct rpc_method methods[] = {
-    {"/t.T/Echo", server_begin, server_echo, server_end_and_finish, server_gone},
-    {"/t.T/Manual", server_begin, server_note, server_end, server_gone},
-    {"/t.T/First", server_begin, server_finish_at_once, server_end, server_gone},
-    {"/t.T/Refuse", server_refuse, server_note, server_end, server_gone},
+    SERVER_METHOD("/t.T/Echo", server_begin, server_echo, server_end_and_finish),
+    SERVER_METHOD("/t.T/Manual", server_begin, server_note, server_end),
+    SERVER_METHOD("/t.T/First", server_begin, server_finish_at_once, server_end),
+    SERVER_METHOD("/t.T/Refuse", server_refuse, server_note, server_end),
+    {.path = "/t.T/Unary",
+     .begin = server_begin,
+     .message = server_note,
+     .end = server_end_and_finish,
+     .gone = server_gone,
+     .one_message = true},
     {0},
 };
 

@@ -105,7 +105,8 @@ static void client_message(struct rpc_call *call, const uint8_t *message, size_t
     ((struct tally *)context)->answers++;
 }
 
-static const struct rpc_method methods[] = {{"/t.T/Echo", server_begin, echo_message, finish, gone}, {0}};
+static const struct rpc_method methods[] = {
+    {.path = "/t.T/Echo", .begin = server_begin, .message = echo_message, .end = finish, .gone = gone}, {0}};
 static const struct rpc_method echo = {.path = "/t.T/Echo", .message = client_message, .gone = gone};
 
 static bool carry(struct rpc_connection *from, struct rpc_connection *to)

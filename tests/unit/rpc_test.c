@@ -4,6 +4,7 @@
 static const struct rpc_method echo = CLIENT_METHOD("/t.T/Echo");
 static const struct rpc_method manual = CLIENT_METHOD("/t.T/Manual");
 static const struct rpc_method refuse = CLIENT_METHOD("/t.T/Refuse");
+static const struct rpc_method unary = CLIENT_METHOD("/t.T/Unary");
 static const struct rpc_method unknown = CLIENT_METHOD("/t.T/Nothing");
 
 static void test_echoes_a_unary_call_however_the_bytes_are_cut(void **state)
@@ -142,6 +143,53 @@ static void test_an_unknown_method_is_unimplemented(void **state)
     link_close(&link);
 }
 
+static void test_an_unknown_service_and_a_path_of_none_are_unimplemented(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *heard;
+    } cases[] = {
+        {"/t.U/Echo", "status 12 unknown service t.U "},
+        {"/t/Echo", "status 12 unknown service t "},
+        {"/t.T/Echo/Echo", "status 12 unknown service t.T/Echo "},
+        {"/Echo", "status 12 no path of a method: /Echo "},
+        {"//", "status 12 unknown service  "},
+        {"/", "status 12 no path of a method: / "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct rpc_method method = CLIENT_METHOD(cases[i].path);
+        struct link link;
+        link_open(&link);
+        rpc_call_half_close(rpc_call_begin(link.client, &method, &link, NULL, 0));
+        run(&link);
+        assert_string_equal(link.heard_by_client, cases[i].heard);
+        link_close(&link);
+    }
+}
+
+static void test_a_method_of_one_message_takes_neither_none_nor_two(void **state)
+{
+    (void)state;
+    static const char *const heard[][2] = {
+        {"begin gone 12 this method takes one message, and there was none ",
+         "status 12 this method takes one message, and there was none "},
+        {"begin [0] end gone 0 ", "status 0 "},
+        {"begin [0] gone 12 this method takes one message, and no second ",
+         "status 12 this method takes one message, and no second "},
+    };
+    for (int messages = 0; messages < 3; messages++) {
+        struct link link;
+        link_open(&link);
+        struct rpc_call *call = rpc_call_begin(link.client, &unary, &link, NULL, 0);
+        for (int i = 0; i < messages; i++) send_text(call, i == 0 ? "0" : "1");
+        rpc_call_half_close(call);
+        run(&link);
+        assert_string_equal(link.heard_by_server, heard[messages][0]);
+        assert_string_equal(link.heard_by_client, heard[messages][1]);
+        link_close(&link);
+    }
+}
+
 static void test_a_refusal_in_begin_is_trailers_only_and_keeps_its_text(void **state)
 {
     (void)state;
@@ -152,6 +200,23 @@ static void test_a_refusal_in_begin_is_trailers_only_and_keeps_its_text(void **s
     run(&link);
     assert_string_equal(link.heard_by_client, "status 16 gacc-secret-bin: 100 % wrong\né ");
     assert_string_equal(link.heard_by_server, "begin gone 16 gacc-secret-bin: 100 % wrong\né ");
+    link_close(&link);
+}
+
+static void test_a_long_text_is_cut_between_characters(void **state)
+{
+    (void)state;
+    struct link link;
+    link_open(&link);
+    rpc_call_begin(link.client, &manual, &link, NULL, 0);
+    run(&link);
+    char text[RPC_TEXT_MAX + 16] = "", expected[RPC_TEXT_MAX + 32];
+    memset(text, 'x', RPC_TEXT_MAX - 2);
+    strcpy(text + RPC_TEXT_MAX - 2, "\xc3\xa9 and so on");
+    rpc_call_finish(link.server_call, RPC_NOT_FOUND, text);
+    run(&link);
+    snprintf(expected, sizeof expected, "status 5 %.*s ", RPC_TEXT_MAX - 2, text);
+    assert_string_equal(link.heard_by_client, expected);
     link_close(&link);
 }
 
@@ -503,7 +568,10 @@ int main(void)
         cmocka_unit_test(test_refuses_a_message_one_byte_too_large_without_receiving_it),
         cmocka_unit_test(test_a_client_refuses_a_too_large_answer),
         cmocka_unit_test(test_an_unknown_method_is_unimplemented),
+        cmocka_unit_test(test_an_unknown_service_and_a_path_of_none_are_unimplemented),
+        cmocka_unit_test(test_a_method_of_one_message_takes_neither_none_nor_two),
         cmocka_unit_test(test_a_refusal_in_begin_is_trailers_only_and_keeps_its_text),
+        cmocka_unit_test(test_a_long_text_is_cut_between_characters),
         cmocka_unit_test(test_trailers_follow_what_is_queued),
         cmocka_unit_test(test_cancel_reaches_the_other_end),
         cmocka_unit_test(test_a_call_cancelled_before_it_is_sent_is_gone_once),

@@ -52,7 +52,8 @@ static void test_status_texts_round_trip_through_percent_encoding(void **state)
     static const struct {
         const char *text, *encoded;
     } cases[] = {
-        {"plain text", "plain text"}, {"100 %", "100 %25"}, {"a\nb\x7f", "a%0Ab%7F"}, {"\xc3\xa9", "%C3%A9"}, {"", ""}};
+        {"plain text", "plain text"}, {"100 %", "100 %25"}, {"a\nb\x7f", "a%0Ab%7F"}, {"\xc3\xa9", "%C3%A9"}, {"", ""},
+        {" a b ", "%20a b%20"},       {" ", "%20"}};
     char text[64];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         percent_encode(text, cases[i].text);
