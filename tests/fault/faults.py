@@ -1,5 +1,6 @@
 """What the fault tests share. Every one of them checks at its end that no process, socket or shared-memory file is left."""
 import os
+import shutil
 import sys
 import time
 
@@ -48,6 +49,18 @@ class Faults(harness.Scenario):
         if mounted.status != 0:
             self.skipTest(f"mounting a small file system: {mounted.err.strip()}")
         self.addCleanup(self.call, "umount", "-l", path)
+
+    def clear_up(self):
+        """What nobody was left to remove."""
+        for left in os.listdir(self.temporary):
+            shutil.rmtree(os.path.join(self.temporary, left), ignore_errors=True)
+            if os.path.lexists(os.path.join(self.temporary, left)):
+                os.remove(os.path.join(self.temporary, left))
+        for left in self.unused_shared_memory():
+            shutil.rmtree("/dev/shm/" + left, ignore_errors=True)
+        for name in ("connection.json", "lock.json"):
+            if os.path.exists(os.path.join(self.directory, "run", name)):
+                os.remove(os.path.join(self.directory, "run", name))
 
     def ended(self, job, since, limit=harness.PROMPT):
         """How the job ended; all of it is gone within the limit."""

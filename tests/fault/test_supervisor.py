@@ -124,6 +124,30 @@ class Supervisor(faults.Faults):
         self.assertEqual(done.status, 69, done.err)
         self.assertIn("given up", done.err)
 
+    def test_a_launcher_that_outlives_its_job_is_killed(self):
+        """As mpirun may when a rank dies while it connects: whether somebody was left to write a result or not."""
+        self.job()
+        for whom in ("the rank", "all"):
+            with self.subTest(killed=whom):
+                shutil.rmtree(os.path.join(self.directory, "run"), ignore_errors=True)
+                self.write("launch", "#!/bin/sh\n[ -e again ] && exec mpirun \"$@\"\ntouch again\nmpirun \"$@\" &\n"
+                           "trap '' TERM\nwait\nexec sleep 1000\n")
+                os.chmod(os.path.join(self.directory, "launch"), 0o755)
+                running = self.supervise("-n", "2", "--mpirun", "./launch", "--launcher-limit", "2")
+                harness.until(lambda: running.log("checkpoint"), 20, "a checkpoint")
+                victims = [running.ranks()[1]] if whom == "the rank" else self.processes()
+                for pid in victims:
+                    if harness.name_of(pid) in ("gaccd", "gaccd-coord"):
+                        os.kill(pid, signal.SIGKILL)
+                done = running.wait(60)
+                self.assertEqual(done.status, 0, done.err)
+                self.assertIn("the launcher has not ended within 2 s of its job", done.err)
+                self.assertIn("again in 0 s, from step-", done.err)
+                self.check_same_as_whole()
+                os.remove(os.path.join(self.directory, "again"))
+                shutil.rmtree(os.path.join(self.directory, "whole"))
+                self.clear_up()
+
     def test_it_goes_on_with_the_slots_that_are_left(self):
         """The batch stays; the end is that of a job that goes on from the same checkpoint on as many ranks of its own accord."""
         self.job(keep=0)
