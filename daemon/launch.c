@@ -57,6 +57,7 @@ struct launch {
     char addresses[LISTENERS_ADDRESSES_MAX]; /* of the coordinator */
     uint8_t secret[SECRET_BYTES];
     bool finished; /* nothing to do: an earlier start did it */
+    enum device_wanted device_wanted;
     char shared_memory[256];
     struct comm *comm;
     struct device *device; /* NULL: the CPU */
@@ -76,12 +77,6 @@ struct launch {
     struct coordinator_link coordinator;
     struct leftovers leftovers;
     pthread_t note_reader;
-};
-
-/* The first thing rank 0 tells the others; what the lengths say follows. */
-struct invitation {
-    uint32_t finished, address_bytes, job_bytes;
-    uint8_t secret[SECRET_BYTES];
 };
 
 /* ---- what is printed ---- */
@@ -204,33 +199,62 @@ void launch_close_transport(struct comm *comm, const struct place *place)
     if (place->launched) MPI_Finalize();
 }
 
+static const Gacc__V1__Device devices[] = {
+    [DEVICE_CPU] = GACC__V1__DEVICE__DEVICE_CPU,
+    [DEVICE_AUTO] = GACC__V1__DEVICE__DEVICE_AUTO,
+    [DEVICE_CUDA] = GACC__V1__DEVICE__DEVICE_CUDA,
+};
+
+/* *bytes is the caller's to free. */
+static int write_invitation(struct launch *launch, uint8_t **bytes, uint64_t *length, struct error *error)
+{
+    Gacc__V1__Invitation invitation = GACC__V1__INVITATION__INIT;
+    launch->device_wanted = device_settle(launch->options->device);
+    invitation.finished = launch->finished;
+    if (!launch->finished) {
+        invitation.job = launch->job;
+        invitation.addresses = launch->addresses;
+        invitation.secret = (ProtobufCBinaryData){SECRET_BYTES, launch->secret};
+        invitation.device = devices[launch->device_wanted];
+    }
+    *length = gacc__v1__invitation__get_packed_size(&invitation);
+    *bytes = malloc(*length + 1);
+    if (!*bytes) return error_set(error, STATUS_INTERNAL, "out of memory for the job");
+    gacc__v1__invitation__pack(&invitation, *bytes);
+    return 0;
+}
+
+static int read_invitation(struct launch *launch, const uint8_t *bytes, uint64_t length, struct error *error)
+{
+    Gacc__V1__Invitation *invitation = gacc__v1__invitation__unpack(NULL, length, bytes);
+    const bool can_be =
+        invitation && (invitation->finished || (invitation->job && invitation->secret.len == SECRET_BYTES));
+    if (can_be && !invitation->finished) {
+        snprintf(launch->addresses, sizeof launch->addresses, "%s", invitation->addresses);
+        memcpy(launch->secret, invitation->secret.data, SECRET_BYTES);
+        launch->job = invitation->job;
+        invitation->job = NULL;
+        for (int wanted = 0; wanted < (int)(sizeof devices / sizeof *devices); wanted++)
+            if (devices[wanted] == invitation->device) launch->device_wanted = (enum device_wanted)wanted;
+    }
+    if (can_be) launch->finished = invitation->finished;
+    if (invitation) gacc__v1__invitation__free_unpacked(invitation, NULL);
+    return can_be ? 0 : error_set(error, STATUS_INTERNAL, "the job cannot be read as rank 0 sent it");
+}
+
+/* The first thing rank 0 tells the others. */
 static int take_invitation(struct launch *launch, struct error *error)
 {
     struct comm *comm = launch->comm;
     const bool inviting = comm->rank == 0;
-    struct invitation invitation = {.finished = launch->finished};
     uint8_t *bytes = NULL;
-    if (inviting && !launch->finished) {
-        invitation.address_bytes = (uint32_t)strlen(launch->addresses);
-        invitation.job_bytes = (uint32_t)gacc__v1__job_spec__get_packed_size(launch->job);
-        memcpy(invitation.secret, launch->secret, SECRET_BYTES);
-    }
-    int status = comm_broadcast(comm, &invitation, sizeof invitation, 0, error);
-    const uint32_t length = invitation.address_bytes + invitation.job_bytes;
-    launch->finished = invitation.finished;
-    if (status || launch->finished) return status;
-    if (!(bytes = malloc(length))) return error_set(error, STATUS_INTERNAL, "out of memory for the job");
-    if (inviting) {
-        memcpy(bytes, launch->addresses, invitation.address_bytes);
-        gacc__v1__job_spec__pack(launch->job, bytes + invitation.address_bytes);
-    }
-    status = comm_broadcast(comm, bytes, length, 0, error);
-    if (!status && !inviting) {
-        snprintf(launch->addresses, sizeof launch->addresses, "%.*s", (int)invitation.address_bytes, (char *)bytes);
-        memcpy(launch->secret, invitation.secret, SECRET_BYTES);
-        launch->job = gacc__v1__job_spec__unpack(NULL, invitation.job_bytes, bytes + invitation.address_bytes);
-        if (!launch->job) status = error_set(error, STATUS_INTERNAL, "the job cannot be read as rank 0 sent it");
-    }
+    uint64_t length = 0;
+    int status = inviting ? write_invitation(launch, &bytes, &length, error) : 0;
+    if (!status) status = comm_broadcast(comm, &length, sizeof length, 0, error);
+    if (!status && !inviting && !(bytes = malloc(length + 1)))
+        status = error_set(error, STATUS_INTERNAL, "out of memory for the job");
+    if (!status) status = comm_broadcast(comm, bytes, length, 0, error);
+    if (!status && !inviting) status = read_invitation(launch, bytes, length, error);
     free(bytes);
     comm->counts = (struct comm_counts){0};
     return status;
@@ -482,7 +506,7 @@ static int export_model(const struct launch *launch, struct session *session, st
 /* Receipts of verify name the device, which is known only here, after the last fork. */
 static int choose_device(struct launch *launch, struct error *error)
 {
-    int status = device_open(&launch->device, launch->options->device, launch->comm, error);
+    int status = device_open(&launch->device, launch->device_wanted, launch->comm, error);
     if (status || launch->place.rank != 0) return status;
     if (launch->device && *launch->device->warning) complain_as_rank(launch, launch->device->warning);
     if (launch->job->verify != GACC__V1__VERIFY__VERIFY_REQUIRED) return 0;

@@ -168,6 +168,11 @@ static int agree(struct gpu *gpu, enum device_wanted wanted, struct comm *comm, 
     return error_set(error, failure->status, "rank %u: --device cuda: %s", without, failure->text);
 }
 
+enum device_wanted device_settle(enum device_wanted wanted)
+{
+    return wanted == DEVICE_AUTO && !has_driver() ? DEVICE_CPU : wanted;
+}
+
 int device_open(struct device **out, enum device_wanted wanted, struct comm *comm, struct error *error)
 {
     *out = NULL;

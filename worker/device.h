@@ -26,6 +26,11 @@ struct device {
 
 enum device_wanted { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
+/* What the ranks have to find out together, by what one of them sees: AUTO is the CPU where that one has no GPU's
+ * driver.
+ */
+enum device_wanted device_settle(enum device_wanted wanted);
+
 /* Which device this rank computes on: all ranks of `comm` together, each wanting the same. A rank takes the GPU of its
  * number on the host, counted around the visible ones. *out is NULL for the CPU: with AUTO all ranks take it unless
  * every one of them has a GPU. CUDA without the module or a GPU on some rank: 69 and why, on all ranks. To be called

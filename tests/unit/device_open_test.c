@@ -154,6 +154,16 @@ static void auto_opens_the_module_only_where_there_is_a_driver(void **state)
     assert_false(one.has_device);
 }
 
+static void only_where_there_is_a_driver_have_the_ranks_anything_to_find_out(void **state)
+{
+    (void)state;
+    const bool driver =
+        !access("/dev/nvidiactl", F_OK) || !access("/dev/dxg", F_OK) || !access("/dev/nvhost-gpu", F_OK);
+    assert_int_equal(device_settle(DEVICE_AUTO), driver ? DEVICE_AUTO : DEVICE_CPU);
+    assert_int_equal(device_settle(DEVICE_CUDA), DEVICE_CUDA);
+    assert_int_equal(device_settle(DEVICE_CPU), DEVICE_CPU);
+}
+
 static void a_module_of_another_program_is_refused(void **state)
 {
     (void)state;
@@ -185,6 +195,7 @@ int main(void)
         cmocka_unit_test_teardown(ranks_count_around_the_visible_gpus_and_sharing_is_warned_of, take_away),
         cmocka_unit_test_teardown(one_rank_without_a_gpu_is_everyones_and_auto_then_is_the_cpu, take_away),
         cmocka_unit_test_teardown(auto_opens_the_module_only_where_there_is_a_driver, take_away),
+        cmocka_unit_test(only_where_there_is_a_driver_have_the_ranks_anything_to_find_out),
         cmocka_unit_test_teardown(a_module_of_another_program_is_refused, take_away),
     };
     return cmocka_run_group_tests_name("device_open", tests, NULL, NULL);
