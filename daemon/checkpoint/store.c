@@ -36,6 +36,12 @@ static bool read_name(const char *name, struct stored *stored)
     return true;
 }
 
+uint64_t store_name_steps(const char *name)
+{
+    struct stored stored;
+    return read_name(name, &stored) ? stored.optimizer_steps : 0;
+}
+
 static int join(char *path, const char *directory, const char *name, struct error *error)
 {
     if (snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX - 8) return 0; /* a temporary name is longer */
@@ -99,6 +105,15 @@ void store_newest(const char *output, char name[STORE_NAME_MAX + 1])
     for (size_t i = 0; i < count; i++)
         if (list[i].complete) memcpy(name, list[i].name, sizeof list[i].name);
     free(list);
+}
+
+double store_seconds(const char *output, const char *name)
+{
+    char manifest[2 * PATH_MAX];
+    struct stat facts;
+    snprintf(manifest, sizeof manifest, "%s/" FOLDER "/%s/%s", output, name, MANIFEST_NAME);
+    if (!*name || stat(manifest, &facts)) return 0;
+    return (double)facts.st_mtim.tv_sec + (double)facts.st_mtim.tv_nsec * 1e-9;
 }
 
 /* ---- writing ---- */

@@ -26,6 +26,8 @@ struct stored {
 /* step-00000100; step-00000100-attempt-00000117 where the attempt before it was not applied, and so another checkpoint
  * of as many optimizer steps may be there. */
 void store_name(char name[STORE_NAME_MAX + 1], uint64_t optimizer_steps, uint64_t attempt, bool was_applied);
+/* The optimizer steps of such a name; 0: it is none. */
+uint64_t store_name_steps(const char *name);
 /* OUTPUT/checkpoints/NAME, PATH_MAX bytes; 74 when it does not fit. */
 int store_path(char *path, const char *output, const char *name, struct error *error);
 
@@ -34,6 +36,8 @@ int store_list(const char *output, struct stored **list, size_t *count, struct e
 
 /* The newest that is complete; empty: there is none, or nobody can look. */
 void store_newest(const char *output, char name[STORE_NAME_MAX + 1]);
+/* When it became complete, in unix seconds; 0: it is not. */
+double store_seconds(const char *output, const char *name);
 
 /* Everything a whole checkpoint needs, once all ranks have all their ranges on disk: manifest, durable names, latest.
  * On failure (74) the checkpoint is to be removed. */

@@ -115,8 +115,7 @@ void conductor_fail_said(struct conductor *c, const struct error *error)
     c->speaker = 0;
 }
 
-/* The job ends here and now: no answer in turn is possible any more. */
-static int broken(struct conductor *c, const struct error *why, struct error *error)
+int conductor_break(struct conductor *c, const struct error *why, struct error *error)
 {
     conductor_set_failure(c, why);
     if (c->attempt.pending) conductor_complete_attempt(c);
@@ -135,7 +134,7 @@ __attribute__((format(printf, 4, 5))) static int protocol_error(struct conductor
     va_end(arguments);
     struct error why;
     error_set(&why, STATUS_INTERNAL, "rank %" PRIu32 ": %s", rank, what);
-    return broken(c, &why, error);
+    return conductor_break(c, &why, error);
 }
 
 static int one_less(uint32_t *awaited)
@@ -197,12 +196,12 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
         return protocol_error(c, rank, error, "a hello out of turn");
     if (hello->failure) {
         failure_of_rank(&why, rank, hello->failure);
-        return broken(c, &why, error);
+        return conductor_break(c, &why, error);
     }
-    if (hello_differs(c, rank, hello, &why)) return broken(c, &why, error);
+    if (hello_differs(c, rank, hello, &why)) return conductor_break(c, &why, error);
     c->rank[rank].hello = message_copy(&hello->base);
     if (!c->rank[rank].hello) return protocol_error(c, rank, error, "no memory for its hello");
-    c->rank[rank].heard = now;
+    c->rank[rank].heard = c->rank[rank].state_since = now;
     if (!one_less(&c->awaited)) return 0;
     if (c->resumed_sequences && hello->train_sequences != c->resumed_sequences) {
         error_set(&why, STATUS_DATA,
@@ -210,11 +209,11 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
                   " when the checkpoint was made: its place in them "
                   "means nothing any more",
                   hello->train_sequences, c->resumed_sequences);
-        return broken(c, &why, error);
+        return conductor_break(c, &why, error);
     }
     if (job_rules_add_data(&c->rules, c->job, hello->train_sequences, hello->validation_sequences,
                            hello->targets_per_sequence, &why))
-        return broken(c, &why, error);
+        return conductor_break(c, &why, error);
     c->phase = PHASE_WELCOME;
     return 1;
 }
@@ -335,6 +334,7 @@ int conductor_step_done(struct conductor *c, uint32_t rank, const Gacc__V1__Step
     if (done->control_collectives > record->control_collectives)
         record->control_collectives = done->control_collectives;
     keep_seconds(record, done->seconds);
+    if (done->seconds) from->step_seconds = done->seconds->data + done->seconds->compute + done->seconds->update;
     from->evaluated = done->evaluation != NULL;
     if (done->evaluation) {
         from->evaluation_loss_sum = ldexpl((long double)done->evaluation->loss_sum, done->evaluation->loss_exponent);
@@ -353,7 +353,7 @@ int conductor_finished(struct conductor *c, uint32_t rank, const Gacc__V1__Finis
     if (c->phase == PHASE_BROKEN) return 0;
     struct error why = {0};
     if (rank < c->ranks && finished->failure) failure_of_rank(&why, rank, finished->failure);
-    if (rank < c->ranks && c->phase != PHASE_FINISHING && why.status) return broken(c, &why, error);
+    if (rank < c->ranks && c->phase != PHASE_FINISHING && why.status) return conductor_break(c, &why, error);
     bool owes_step = c->attempt.pending && !c->failed && !why.status;
     if (rank >= c->ranks || c->phase != PHASE_FINISHING || c->rank[rank].finished ||
         (owes_step && !c->rank[rank].stepped))
@@ -367,75 +367,18 @@ int conductor_finished(struct conductor *c, uint32_t rank, const Gacc__V1__Finis
     return 1;
 }
 
-int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__Interrupted *interrupted,
-                          struct error *error)
-{
-    if (c->phase == PHASE_BROKEN || c->phase == PHASE_OVER) return 0;
-    const bool has_begun = c->step > c->start || c->phase >= PHASE_FINISHING;
-    const bool stops = !strcmp(interrupted->signal, "SIGUSR2") || !strcmp(interrupted->signal, "SIGTERM") ||
-                       !strcmp(interrupted->signal, "SIGINT") || !strcmp(interrupted->signal, "SIGHUP");
-    if (!strcmp(interrupted->signal, "SIGUSR1")) {
-        c->saving.asked = true;
-        return 0;
-    }
-    if (stops && interrupted->times <= 1 && has_begun) {
-        if (!c->saving.stopping)
-            snprintf(c->asked_by, sizeof c->asked_by, "%.32s: interrupted by %.12s", who, interrupted->signal);
-        c->saving.stopping = true;
-        return 0;
-    }
-    struct error why;
-    if (has_begun)
-        error_set(&why, STATUS_INTERNAL, "%.32s: interrupted by %.32s%s at step %" PRIu64, who, interrupted->signal,
-                  interrupted->times > 1 ? ", a second time," : "", c->step);
-    else
-        error_set(&why, stops ? STATUS_AGAIN : STATUS_INTERNAL, "%.32s: interrupted by %.32s before the first step",
-                  who, interrupted->signal);
-    return broken(c, &why, error);
-}
-
-bool conductor_awaits_checkpoint(const struct conductor *c)
-{
-    return c->rules.save_waits || saving_may_be_due(&c->saving, c->counters.optimizer_steps);
-}
-
-const struct progress *conductor_progress(const struct conductor *c, const char **name)
-{
-    *name = c->save_name;
-    return &c->progress;
-}
-
-bool conductor_is_stopping(const struct conductor *c)
-{
-    return c->stopped;
-}
-
-void conductor_saved(struct conductor *c, const struct error *why)
-{
-    c->stop_saved = c->stopped && !why;
-    const bool fatal = saving_ended(&c->saving, !why) || c->stopped;
-    if (!why || !fatal) return;
-    struct error failure = *why;
-    if (c->stopped) error_prefix(&failure, "%s, but there is no checkpoint", c->asked_by);
-    conductor_set_failure(c, &failure);
-}
-
-void conductor_settle(struct conductor *c)
-{
-    if (!c->stop_saved) return;
-    struct error again;
-    error_set(&again, STATUS_AGAIN, "%s: checkpoint %s is complete, the same command goes on from it", c->asked_by,
-              c->save_name);
-    conductor_set_failure(c, &again);
-}
-
 void conductor_state(struct conductor *c, uint32_t rank, const Gacc__V1__StateChange *change, double now)
 {
     if (rank >= c->ranks) return;
-    c->rank[rank].heard = now;
-    c->rank[rank].state = change->state;
-    c->rank[rank].state_step = change->step;
-    c->rank[rank].state_micro_batch = change->micro_batch;
+    struct rank *from = &c->rank[rank];
+    from->heard = now;
+    if (from->state == change->state && from->state_step == change->step &&
+        from->state_micro_batch == change->micro_batch)
+        return;
+    from->state = change->state;
+    from->state_step = change->step;
+    from->state_micro_batch = change->micro_batch;
+    from->state_since = now;
 }
 
 bool conductor_lost(struct conductor *c, uint32_t rank, const char *why)
@@ -446,6 +389,6 @@ bool conductor_lost(struct conductor *c, uint32_t rank, const char *why)
     struct error error;
     conductor_settle(c); /* a rank that is killed once its job has stopped is no loss */
     error_set(&error, STATUS_INTERNAL, "rank %" PRIu32 ": %s", rank, why);
-    broken(c, &error, NULL);
+    conductor_break(c, &error, NULL);
     return true;
 }

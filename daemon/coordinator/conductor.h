@@ -34,6 +34,7 @@
 #include <stdint.h>
 
 #include "daemon/coordinator/progress.h"
+#include "daemon/core/requests.h"
 #include "daemon/observe/step_log.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/control.pb-c.h"
@@ -65,6 +66,11 @@ int conductor_finished(struct conductor *conductor, uint32_t rank, const Gacc__V
  * (times: by this one), because its launcher is gone or because there is no step yet. */
 int conductor_interrupted(struct conductor *conductor, const char *who, const Gacc__V1__Interrupted *interrupted,
                           struct error *error);
+/* An operator asks. `who` names him: "uid 1000 (jo), pid 1234". With ANSWER_NOW the boundary is the last one
+ * (conductor_boundary), or, of a checkpoint, that of the last decision that asked for one (conductor_progress); with
+ * ANSWER_AT_BOUNDARY that of the next decision; with ANSWER_END the job ends at once; with ANSWER_REFUSED *error says
+ * why. */
+enum answer conductor_ask(struct conductor *conductor, enum request request, const char *who, struct error *error);
 /* For GetStatus only; never refused, nothing depends on it. */
 void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
 
@@ -81,6 +87,8 @@ void conductor_fail_said(struct conductor *conductor, const struct error *error)
  * that takes a message or gives one. */
 const Gacc__V1__Welcome *conductor_welcome(struct conductor *conductor, double now);
 const Gacc__V1__Decision *conductor_decide(struct conductor *conductor, double now);
+/* Counters as the last decision left them. */
+const struct step_counters *conductor_boundary(const struct conductor *conductor);
 /* Whether the decision that is due must wait for a checkpoint that is under way. */
 bool conductor_awaits_checkpoint(const struct conductor *conductor);
 /* As of the last decision that asked for a checkpoint, which is called `name`. */
@@ -112,7 +120,8 @@ bool conductor_next_record(struct conductor *conductor, struct record *record);
 void conductor_header(const struct conductor *conductor, struct header_record *header);
 /* The job's exit status and reason as known now, and the counters. */
 void conductor_end(const struct conductor *conductor, double now, struct end_record *end);
-/* Everything but `pid` and `started_unix_seconds`, which are the caller's to fill in. Valid until the next call. */
+/* Everything but `pid`, `started_unix_seconds` and the newest checkpoint, which are the caller's to fill in. Valid
+ * until the next call. */
 Gacc__V1__Status *conductor_status(struct conductor *conductor, double now);
 
 #endif

@@ -275,52 +275,12 @@ static Gacc__V1__Failure *failure_message(struct conductor *c)
     return &c->failure_message;
 }
 
-/* The state as it is between the step that was judged and the window that opens next. */
-static void keep_progress(struct conductor *c)
+/* What becomes here of all that was asked for. The first boundary of a start and that of a failure save nothing. */
+static struct boundary open_boundary(struct conductor *c, const struct verdict *verdict)
 {
-    c->progress = (struct progress){
-        .counters = c->counters,
-        .nonfinite_in_a_row = c->nonfinite_in_a_row,
-        .has_scaler = c->rules.has_scaler,
-        .scale = c->scale,
-        .position = c->has_upcoming ? (struct plan_position){c->upcoming.epoch, c->upcoming.first} : c->position,
-        .has_plan = c->has_upcoming,
-        .plan = c->upcoming,
-        .sequences_seen = c->sequences_seen,
-        .epoch_weight = c->epoch_weight,
-        .was_evaluated = c->evaluated_at != UINT64_MAX,
-        .evaluated_at = c->evaluated_at,
-        .has_loss = c->has_loss,
-        .loss = c->loss,
-        .has_validation = c->has_validation,
-        .validation_loss = c->validation_loss,
-        .validation_optimizer_steps = c->validation_optimizer_steps,
-        .warnings = c->warnings,
-        .train_sequences = c->rules.plan.sequences,
-    };
-}
-
-/* NULL: no checkpoint now. */
-static Gacc__V1__Save *open_save(struct conductor *c, const struct verdict *verdict, bool *more)
-{
-    c->decision.stop = false;
-    if (c->step == c->start || c->failed) return NULL;
     const bool applied = verdict->kind == VERDICT_IS_APPLY;
-    const struct saving_decision saving = saving_decide(&c->saving, applied, c->counters.optimizer_steps, *more);
-    if (!saving.save) return NULL;
-    struct error too_long;
-    store_name(c->save_name, c->counters.optimizer_steps, c->counters.step, applied);
-    if (store_path(c->save_directory, c->job->job->output, c->save_name, &too_long)) {
-        conductor_set_failure(c, &too_long);
-        return NULL;
-    }
-    keep_progress(c);
-    c->decision.stop = c->stopped = saving.stop;
-    *more &= !saving.stop;
-    c->save.directory = c->save_directory;
-    c->save.optimizer_steps = c->counters.optimizer_steps;
-    c->save.wait = c->rules.save_waits;
-    return &c->save;
+    if (c->step == c->start || c->failed) return (struct boundary){.more = goes_on(c)};
+    return requests_boundary(&c->requests, &c->saving, applied, c->counters.optimizer_steps, goes_on(c));
 }
 
 const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
@@ -336,15 +296,16 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     c->decided_at = now;
 
     Gacc__V1__Decision *decision = &c->decision;
-    bool more = goes_on(c);
+    const struct boundary boundary = open_boundary(c, &verdict);
     decision->step = c->step;
     decision->verdict = has_stepped || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
     decision->clip_coefficient = verdict.kind == VERDICT_IS_APPLY ? verdict.clip_coefficient : 0;
     decision->failure = failure_message(c);
-    decision->evaluate = has_stepped && evaluates(c, &verdict, !more);
+    decision->evaluate = has_stepped && evaluates(c, &verdict, !boundary.more);
     if (decision->evaluate) c->evaluated_at = c->counters.optimizer_steps;
     c->attempt.evaluates = decision->evaluate;
-    decision->save = open_save(c, &verdict, &more);
+    decision->save = conductor_open_save(c, &boundary, verdict.kind == VERDICT_IS_APPLY);
+    const bool more = boundary.more && !decision->stop;
     decision->next = more ? open_window(c) : NULL;
     decision->plan = more && c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     await_reports(c);

@@ -1,4 +1,5 @@
-/* What the parts of the conductor share: conductor.c listens, conductor_decide.c decides, conductor_records.c tells. */
+/* What the parts of the conductor share: conductor.c listens, conductor_requests.c takes what signals and
+ * operators ask for, conductor_decide.c decides, conductor_records.c and conductor_status.c tell. */
 #ifndef GACC_CONDUCTOR_INTERNAL_H
 #define GACC_CONDUCTOR_INTERNAL_H
 
@@ -7,6 +8,7 @@
 #include "daemon/checkpoint/store.h"
 #include "daemon/coordinator/conductor.h"
 #include "daemon/coordinator/job_rules.h"
+#include "daemon/core/requests.h"
 #include "daemon/core/saving.h"
 #include "daemon/core/warnings.h"
 
@@ -34,7 +36,12 @@ struct rank {
     Gacc__V1__State state;
     uint64_t state_step;
     uint32_t state_micro_batch;
+    double state_since;  /* when it told so */
+    double step_seconds; /* its own work in its last attempt */
 };
+
+#define LAST_STEPS 120    /* that GetStatus tells of */
+#define REQUESTS_SHOWN 64 /* by GetStatus, at most */
 
 /* One step with its evaluation, all warnings, and one event of its own. */
 #define RECORDS_MOST (2 + WARNINGS + 1)
@@ -85,7 +92,9 @@ struct conductor {
     struct warnings warnings;
 
     struct saving saving;
-    char asked_by[64];        /* "rank 1: interrupted by SIGTERM": who asked to stop */
+    struct requests requests;
+    bool is_saving;           /* a checkpoint is under way */
+    char asked_by[128];       /* "rank 1: interrupted by SIGTERM": who asked to stop */
     bool stopped;             /* the decision that stops the job is out … */
     bool stop_saved;          /* … and its checkpoint is complete */
     struct progress progress; /* of the last checkpoint that was asked for … */
@@ -101,6 +110,8 @@ struct conductor {
     uint64_t evaluated_at; /* optimizer_steps; UINT64_MAX: not yet */
     double opened_at, decided_at;
     double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
+    Gacc__V1__LastStep last[LAST_STEPS];    /* a ring of the last attempts … */
+    uint64_t last_count;                    /* … of which there were so many */
     char culprit[512];                      /* the last one named; empty: none yet */
 
     struct attempt attempt;
@@ -118,6 +129,8 @@ struct conductor {
     uint32_t speaker; /* the rank that prints why the job failed */
     Gacc__V1__Failure failure_message;
     Gacc__V1__Status status;
+    Gacc__V1__LastStep *last_list[LAST_STEPS];
+    char *request_list[REQUESTS_SHOWN];
     Gacc__V1__RankStatus *rank_statuses;     /* [ranks] */
     Gacc__V1__RankStatus **rank_status_list; /* [ranks] */
     uint32_t *full_accumulate;               /* [ranks]: K in a full step */
@@ -128,8 +141,15 @@ struct conductor {
 
 /* The first failure is the job's. */
 void conductor_set_failure(struct conductor *conductor, const struct error *error);
+/* The job ends here and now: no answer in turn is possible any more. The negated status of its failure, with the text
+ * in *error (may be NULL). */
+int conductor_break(struct conductor *conductor, const struct error *why, struct error *error);
+/* The checkpoint of the boundary that is decided; NULL: none. `applied`: so was the attempt before it. */
+Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary, bool applied);
 /* Ends the text of a failure by numerics with the culprit, if one is known. */
 void conductor_name_culprit(struct conductor *conductor);
+/* For GetStatus. */
+void conductor_keep_last(struct conductor *conductor, const struct step_record *record);
 /* Turns the attempt whose step_done are in (or will not come) into records. */
 void conductor_complete_attempt(struct conductor *conductor);
 

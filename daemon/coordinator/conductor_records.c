@@ -1,4 +1,4 @@
-/* What the conductor tells: the log's records, the header, the end, and GetStatus. */
+/* What the conductor tells the log: records, the header, the end. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -94,6 +94,7 @@ void conductor_complete_attempt(struct conductor *c)
         conductor_name_culprit(c);
     }
     add_record(c, RECORD_STEP)->step = attempt->record;
+    conductor_keep_last(c, &attempt->record);
     if (attempt->evaluates) add_evaluation(c);
     add_skip_event(c);
     for (uint32_t warning = 0; warning < WARNINGS; warning++)
@@ -144,58 +145,4 @@ void conductor_end(const struct conductor *c, double now, struct end_record *end
         .validation_loss = c->validation_loss,
         .seconds = now - c->opened_at,
     };
-}
-
-static char *phase_name(const struct conductor *c)
-{
-    static char starting[] = "starting", training[] = "training", finishing[] = "finishing", failing[] = "failing";
-    if (c->failed) return failing;
-    if (c->phase >= PHASE_FINISHING) return finishing;
-    return c->phase >= PHASE_REPORTS && c->step > c->start ? training : starting;
-}
-
-static void fill_rank(Gacc__V1__RankStatus *to, const struct rank *rank, uint32_t number, double now)
-{
-    to->rank = number;
-    if (rank->hello) {
-        to->host = rank->hello->host;
-        to->pid = rank->hello->pid;
-        to->seconds_since_heard = now - rank->heard;
-    }
-    to->state = rank->state;
-    to->step = rank->state_step;
-    to->micro_batch = rank->state_micro_batch;
-}
-
-Gacc__V1__Status *conductor_status(struct conductor *c, double now)
-{
-    Gacc__V1__Status *status = &c->status;
-    uint64_t done = c->rules.plan.epochs != 0 ? c->counters.step : c->counters.optimizer_steps;
-    uint64_t left = c->failed || done > c->rules.total_steps ? 0 : c->rules.total_steps - done;
-    status->job = c->job->job->name;
-    status->output = c->job->job->output;
-    status->phase = phase_name(c);
-    status->step = c->counters.step;
-    status->optimizer_steps = c->counters.optimizer_steps;
-    status->skipped_steps = c->counters.skipped_steps;
-    status->empty_steps = c->counters.empty_steps;
-    status->total_steps = c->rules.total_steps;
-    const bool has_stepped = c->counters.step != c->start;
-    status->loss = has_stepped ? c->loss : (double)NAN;
-    status->lr = c->window.lr;
-    status->has_scaler = c->rules.has_scaler;
-    status->loss_scale = c->rules.has_scaler ? (double)c->scale.scale : 0;
-    status->growth_tracker = c->scale.growth_tracker;
-    status->tokens_per_second = c->attempt_seconds > 0 ? c->attempt_tokens / c->attempt_seconds : 0;
-    status->tokens_seen = c->counters.tokens_seen;
-    status->eta_seconds = has_stepped ? (double)left * c->attempt_seconds : (double)NAN;
-    status->validation_loss = c->validation_loss;
-    status->has_validation = c->has_validation;
-    status->validation_optimizer_steps = c->validation_optimizer_steps;
-    status->effective_batch = c->rules.plan.global;
-    status->micro_batch = c->rules.plan.micro;
-    status->n_ranks = c->ranks;
-    status->ranks = c->rank_status_list;
-    for (uint32_t r = 0; r < c->ranks; r++) fill_rank(&c->rank_statuses[r], &c->rank[r], r, now);
-    return status;
 }

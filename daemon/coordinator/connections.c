@@ -244,6 +244,13 @@ void connection_wake(struct rpc_call *call)
     mark_dirty(rpc_connection_user(rpc_call_connection(call)));
 }
 
+int connection_descriptor(const struct rpc_call *call)
+{
+    const struct connection *connection = rpc_connection_user(rpc_call_connection(call));
+    int fd;
+    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+}
+
 enum trust connection_trust(const struct rpc_call *call)
 {
     return ((const struct connection *)rpc_connection_user(rpc_call_connection(call)))->trust;

@@ -56,6 +56,8 @@ void connections_close(struct connections *connections);
 /* After queueing on this call: the output of its connection leaves before the loop waits again. */
 void connection_wake(struct rpc_call *call);
 enum trust connection_trust(const struct rpc_call *call);
+/* Of its socket, to be asked about the peer and nothing else; −1: it is closed. */
+int connection_descriptor(const struct rpc_call *call);
 /* The peer has shown its secret: it is no stranger. */
 void connection_admit(const struct rpc_call *call);
 /* uv_now of the last bytes from this peer, in milliseconds. */

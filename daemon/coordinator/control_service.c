@@ -16,7 +16,7 @@ struct watcher {
 
 #define SCAN_BYTES (4u << 20) /* of the log per watcher and event-loop turn */
 
-static int send_message(struct rpc_call *call, const ProtobufCMessage *message)
+int control_send(struct rpc_call *call, const ProtobufCMessage *message)
 {
     size_t length = protobuf_c_message_get_packed_size(message);
     uint8_t *bytes = malloc(length + 1);
@@ -27,6 +27,14 @@ static int send_message(struct rpc_call *call, const ProtobufCMessage *message)
     return status;
 }
 
+static void fill_checkpoint(struct coordinator *coordinator, Gacc__V1__Status *status)
+{
+    status->checkpoint_under_way = saver_is_busy(coordinator->saver);
+    status->checkpoint = coordinator->newest;
+    status->checkpoint_unix_seconds = coordinator->newest_unix_seconds;
+    status->checkpoint_optimizer_steps = store_name_steps(coordinator->newest);
+}
+
 void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
@@ -35,7 +43,8 @@ void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
         Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now());
         status->pid = (uint32_t)getpid();
         status->started_unix_seconds = coordinator->started_unix_seconds;
-        int sent = send_message(call, &status->base);
+        fill_checkpoint(coordinator, status);
+        int sent = control_send(call, &status->base);
         rpc_call_finish(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK,
                         sent ? "the answer does not fit the queue" : NULL);
         gacc__v1__get_status_request__free_unpacked(request, NULL);
@@ -63,7 +72,7 @@ static int send_step(struct watcher *watcher, char *line)
     Gacc__V1__StepRecord record = GACC__V1__STEP_RECORD__INIT;
     record.step = step;
     record.json = line;
-    return send_message(watcher->call, &record.base);
+    return control_send(watcher->call, &record.base);
 }
 
 enum fed { FED_ALL, FED_NO_ROOM, FED_MORE };

@@ -31,7 +31,7 @@ static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coor
 
 /* ---- the log, the result, the end of the job ---- */
 
-static void append(struct coordinator *coordinator, char *line)
+void coordinator_append(struct coordinator *coordinator, char *line)
 {
     struct error error;
     int status = line ? step_log_append(&coordinator->directory.log, line, &error)
@@ -58,12 +58,12 @@ void coordinator_write_header(struct coordinator *coordinator)
         header.changes = changes;
         header.change_count = changes ? resume->changes.count : 0;
     }
-    append(coordinator, header_line(&header));
+    coordinator_append(coordinator, header_line(&header));
     free(changes);
     for (size_t i = 0; i < resume->move_count; i++) {
         const struct event_record event = {header.resumed ? header.resumed->step : 0, "checkpoint_left",
                                            resume->moves[i].why};
-        append(coordinator, event_line(&event));
+        coordinator_append(coordinator, event_line(&event));
     }
 }
 
@@ -73,13 +73,13 @@ void coordinator_write_records(struct coordinator *coordinator)
     while (conductor_next_record(coordinator->conductor, &record)) {
         switch (record.type) {
         case RECORD_STEP:
-            append(coordinator, step_line(&record.step));
+            coordinator_append(coordinator, step_line(&record.step));
             break;
         case RECORD_EVAL:
-            append(coordinator, eval_line(&record.eval));
+            coordinator_append(coordinator, eval_line(&record.eval));
             break;
         case RECORD_EVENT:
-            append(coordinator, event_line(&record.event));
+            coordinator_append(coordinator, event_line(&record.event));
             break;
         }
     }
@@ -100,7 +100,7 @@ static void note(struct coordinator *coordinator, enum note_kind kind, enum stat
 static void warn(struct coordinator *coordinator, const char *event, uint64_t step, const char *text)
 {
     const struct event_record record = {step, event, text};
-    append(coordinator, event_line(&record));
+    coordinator_append(coordinator, event_line(&record));
     note(coordinator, NOTE_WARNING, STATUS_DONE, text);
 }
 
@@ -108,12 +108,15 @@ static void on_saved(void *context, const struct checkpoint_record *record, cons
                      const char *complaint)
 {
     struct coordinator *coordinator = context;
-    if (!why) snprintf(coordinator->newest, sizeof coordinator->newest, "%s", record->name);
+    if (!why) {
+        snprintf(coordinator->newest, sizeof coordinator->newest, "%s", record->name);
+        coordinator->newest_unix_seconds = coordinator_unix_seconds();
+    }
     conductor_saved(coordinator->conductor, why);
     if (!coordinator->concluded) {
         struct error text;
         const char *newest = coordinator->newest[0] ? coordinator->newest : "none";
-        if (!why) append(coordinator, checkpoint_line(record));
+        if (!why) coordinator_append(coordinator, checkpoint_line(record));
         if (why) {
             error_set(&text, STATUS_IO, "checkpoint %s failed: %s (the newest complete one: %s)", record->name,
                       why->text, newest);
@@ -122,6 +125,7 @@ static void on_saved(void *context, const struct checkpoint_record *record, cons
         if (complaint[0]) warn(coordinator, "checkpoint_left", record->step, complaint);
         watchers_feed(coordinator);
     }
+    operations_saved(coordinator, record->name, why ? why->text : NULL);
     if (coordinator->conclusion_waits)
         coordinator_conclude(coordinator);
     else if (coordinator->decision_waits)
@@ -160,15 +164,19 @@ static void end_of(struct coordinator *coordinator, struct end_record *end)
 void coordinator_conclude(struct coordinator *coordinator)
 {
     if (coordinator->concluded) return;
-    coordinator->concluded = true;
     struct end_record end;
     conductor_settle(coordinator->conductor);
+    operations_end(coordinator);
+    coordinator->concluded = true;
     coordinator_write_records(coordinator);
     end_of(coordinator, &end);
-    append(coordinator, end_line(&end));
+    coordinator_append(coordinator, end_line(&end));
     struct error error;
     end_of(coordinator, &end); /* with a failure of the log, if any */
-    if (run_result_write(coordinator->directory.job, &end, &error)) conductor_fail(coordinator->conductor, &error);
+    /* The job as the command has it, by which the command finds that it is done. */
+    Gacc__V1__JobSpec asked = *coordinator->directory.job;
+    asked.digest = (ProtobufCBinaryData){sizeof coordinator->asked_digest, coordinator->asked_digest};
+    if (run_result_write(&asked, &end, &error)) conductor_fail(coordinator->conductor, &error);
     watchers_feed(coordinator);
     workers_say_farewell(coordinator);
     conductor_end(coordinator->conductor, coordinator_now(), &end);
@@ -329,9 +337,7 @@ static void say_opening(const struct coordinator *coordinator)
 static int open_all(struct coordinator *coordinator, int life, struct error *error)
 {
     const struct coordinator_options *options = coordinator->options;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    coordinator->started_unix_seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    coordinator->started_unix_seconds = coordinator_unix_seconds();
     coordinator->workers = calloc(options->ranks, sizeof *coordinator->workers);
     coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
     if (!coordinator->workers || !coordinator->line_buffer) return error_set(error, STATUS_INTERNAL, "out of memory");
@@ -435,6 +441,9 @@ static int open_directory(struct coordinator *coordinator, bool *finished, struc
     int status = run_directory_lock(directory, options->job, &left, error);
     *finished = !status && !fresh && left == RUN_DONE;
     if (status || *finished) return status;
+    const ProtobufCBinaryData *digest = &options->job->digest;
+    memcpy(coordinator->asked_digest, digest->data,
+           digest->len < sizeof coordinator->asked_digest ? digest->len : sizeof coordinator->asked_digest);
     if ((status = lock_take(output, error))) return status;
     coordinator->is_locked = true;
     if ((status = resume_find(&coordinator->resume, output, options->resume, error)) ||
@@ -448,6 +457,7 @@ static int open_directory(struct coordinator *coordinator, bool *finished, struc
             output);
     if ((status = resume_tidy(&coordinator->resume, output, error))) return status;
     store_newest(output, coordinator->newest);
+    coordinator->newest_unix_seconds = store_seconds(output, coordinator->newest);
     return run_directory_begin(directory, error);
 }
 

@@ -2,6 +2,7 @@
 #ifndef GACC_COORDINATOR_INSIDE_H
 #define GACC_COORDINATOR_INSIDE_H
 
+#include <time.h>
 #include <uv.h>
 
 #include "daemon/checkpoint/resume.h"
@@ -12,6 +13,7 @@
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/coordinator/saver.h"
 
+struct operation;
 struct watcher;
 
 #define COORDINATOR_SIGNALS 5
@@ -32,15 +34,19 @@ struct coordinator {
     Gacc__V1__Restore restore; /* of resume, for the ranks */
     struct saver *saver;
     char newest[STORE_NAME_MAX + 1]; /* complete checkpoint; empty: none */
+    double newest_unix_seconds;
     uv_signal_t signals[COORDINATOR_SIGNALS];
     uint32_t stops; /* signals that asked the coordinator to stop */
     uint8_t secret[SECRET_BYTES];
+    uint8_t asked_digest[32]; /* of the job as the command has it; what goes on may differ */
     char token[2 * SECRET_BYTES + 1], job_id[33];
     double started_unix_seconds;
     uint64_t started; /* uv_now */
 
-    struct rpc_call **workers; /* [ranks]; NULL: not joined, or gone */
-    uint32_t joined;           /* ranks that ever were */
+    struct rpc_call **workers;    /* [ranks]; NULL: not joined, or gone */
+    uint32_t joined;              /* ranks that ever were */
+    struct operation *operations; /* calls that were accepted and are to be answered, the oldest first */
+    uint32_t operation_count;
     struct watcher *watchers;
     char *line_buffer; /* [LINE_BUFFER_BYTES], for watchers */
 
@@ -63,7 +69,16 @@ static inline double coordinator_now(void)
     return (double)uv_hrtime() * 1e-9;
 }
 
+static inline double coordinator_unix_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 /* coordinator.c */
+/* Takes the line; NULL: memory was short. */
+void coordinator_append(struct coordinator *coordinator, char *line);
 void coordinator_write_records(struct coordinator *coordinator);
 void coordinator_write_header(struct coordinator *coordinator);
 /* As coordinator_conclude, behind a checkpoint that is under way. */
@@ -92,7 +107,18 @@ void workers_check_silence(struct coordinator *coordinator);
 void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why);
 bool workers_all_gone(const struct coordinator *coordinator);
 
-/* control_service.c: gacc.v1.Control */
+/* operations.c: gacc.v1.Control, as far as it changes something */
+void checkpoint_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void stop_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void operation_gone(struct rpc_call *call, void *context);
+/* A decision is out; a checkpoint has ended (why NULL: it is complete); nothing will happen any more. */
+void operations_decided(struct coordinator *coordinator, const Gacc__V1__Decision *decision);
+void operations_saved(struct coordinator *coordinator, const char *name, const char *why);
+void operations_end(struct coordinator *coordinator);
+
+/* control_service.c: gacc.v1.Control, as far as it only tells */
+/* Negative: it does not fit the queue. */
+int control_send(struct rpc_call *call, const ProtobufCMessage *message);
 void get_status_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void watch_steps_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void watch_steps_gone(struct rpc_call *call, void *context);

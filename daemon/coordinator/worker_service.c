@@ -44,6 +44,7 @@ static void send_decision(struct coordinator *coordinator)
     message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
     message.decision = (Gacc__V1__Decision *)decision;
     send_to(coordinator, &message, NULL);
+    operations_decided(coordinator, decision);
     if (!decision->save) return;
     const char *name;
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);

@@ -285,7 +285,7 @@ const struct key keys[] = {
     {"checkpoint", KEY_SECTION, NOWHERE,
      .help = "The whole state in OUTPUT/checkpoints, from which the same command goes on."},
     {"checkpoint.every", KEY_U64, CHECKPOINT(every), .fallback = "1000", .most = EXACT_MOST,
-     .unit = "applied optimizer steps", .help = "0: only when a signal asks for one."},
+     .unit = "applied optimizer steps", .help = "0: only when somebody asks for one."},
     {"checkpoint.keep", KEY_U32, CHECKPOINT(keep), .fallback = "3", .most = COUNT_MOST,
      .help = "So many of the newest stay; 0: all."},
     {"checkpoint.keep_every", KEY_U64, CHECKPOINT(keep_every), .fallback = "0", .most = EXACT_MOST,

@@ -221,6 +221,29 @@ static void checkpoint_members(struct json_writer *json, const void *record)
     json_write_object_end(json);
 }
 
+static void control_members(struct json_writer *json, const void *record)
+{
+    const struct control_record *control = record;
+    json_write_string(json, "type", "control");
+    json_write_string(json, "method", control->method);
+    json_write_string(json, "by", control->by);
+    json_write_string(json, "role", control->role);
+    json_write_double(json, "at", control->at);
+    json_write_unsigned(json, "step", control->step);
+    json_write_unsigned(json, "optimizer_steps", control->optimizer_steps);
+    json_write_bool(json, "accepted", !control->refusal);
+    json_write_string(json, "reason", control->refusal);
+    json_write_array(json, "changes");
+    for (size_t i = 0; i < control->change_count; i++) {
+        json_write_object(json, NULL);
+        json_write_string(json, "key", control->changes[i].key);
+        json_write_string(json, "was", control->changes[i].was);
+        json_write_string(json, "now", control->changes[i].now);
+        json_write_object_end(json);
+    }
+    json_write_array_end(json);
+}
+
 static void event_members(struct json_writer *json, const void *record)
 {
     const struct event_record *event = record;
@@ -276,6 +299,7 @@ TEXT_OF(header_line, header_record, header_members)
 TEXT_OF(step_line, step_record, step_members)
 TEXT_OF(eval_line, eval_record, eval_members)
 TEXT_OF(checkpoint_line, checkpoint_record, checkpoint_members)
+TEXT_OF(control_line, control_record, control_members)
 TEXT_OF(event_line, event_record, event_members)
 TEXT_OF(end_line, end_record, end_members)
 TEXT_OF(result_text, end_record, result_members)

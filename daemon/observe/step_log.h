@@ -96,6 +96,21 @@ struct event_record {
     const char *text;  /* a sentence for people */
 };
 
+struct control_change {
+    const char *key, *was, *now; /* as the job file has them; NULL: not there */
+};
+
+/* A call that changes something, or was refused to. */
+struct control_record {
+    const char *method;             /* "Stop" */
+    const char *by, *role;          /* caller.h */
+    double at;                      /* unix seconds */
+    uint64_t step, optimizer_steps; /* the boundary at which it took effect; refused: the last one before */
+    const char *refusal;            /* NULL: accepted */
+    const struct control_change *changes;
+    size_t change_count;
+};
+
 /* The last line of the log, and result.json. */
 struct end_record {
     int exit;           /* 0 or an exit status of proto/error.h */
@@ -115,6 +130,7 @@ char *header_line(const struct header_record *record);
 char *step_line(const struct step_record *record);
 char *eval_line(const struct eval_record *record);
 char *checkpoint_line(const struct checkpoint_record *record);
+char *control_line(const struct control_record *record);
 char *event_line(const struct event_record *record);
 char *end_line(const struct end_record *record);
 /* The same facts as end_line, as the contents of result.json. */

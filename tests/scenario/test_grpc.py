@@ -3,21 +3,11 @@ import concurrent.futures
 import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 
 import grpc
 
 import harness
-
-PROTO = os.path.join(harness.ROOT, "proto")
-stubs = tempfile.TemporaryDirectory(prefix="gacc-stubs-")
-subprocess.run(["protoc", "-I", PROTO, f"--python_out={stubs.name}", f"--grpc_out={stubs.name}",
-                "--plugin=protoc-gen-grpc=/usr/bin/grpc_python_plugin",
-                *(os.path.join(PROTO, "gacc/v1", name) for name in ("job.proto", "workers.proto", "control.proto"))], check=True)
-sys.path.insert(0, stubs.name)
-from gacc.v1 import control_pb2, control_pb2_grpc, job_pb2, workers_pb2, workers_pb2_grpc  # noqa: E402
+from stubs import control_pb2, control_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 
 class Grpc(harness.Scenario):
@@ -120,9 +110,9 @@ class Grpc(harness.Scenario):
 
     def test_what_does_not_exist(self):
         running = self.begin()
-        pause = self.channel(running).unary_unary("/gacc.v1.Control/Pause", request_serializer=bytes,
+        unknown = self.channel(running).unary_unary("/gacc.v1.Control/Nonsense", request_serializer=bytes,
                                                   response_deserializer=bytes)
-        self.refused(grpc.StatusCode.UNIMPLEMENTED, lambda: pause(b"", timeout=10))
+        self.refused(grpc.StatusCode.UNIMPLEMENTED, lambda: unknown(b"", timeout=10))
         nonsense = self.channel(running).unary_unary("/gacc.v1.Control/GetStatus", request_serializer=bytes,
                                                      response_deserializer=bytes)
         self.refused(grpc.StatusCode.INVALID_ARGUMENT, lambda: nonsense(b"\xff\xff\xff", timeout=10))

@@ -1,0 +1,227 @@
+/* gacc.v1.Control: what operators change. A call is answered when the boundary is known at which it takes effect; who
+ * has gone by then is not answered, but what he asked for stands. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/coordinator/caller.h"
+#include "daemon/coordinator/inside.h"
+
+#define OPERATIONS_MAX 256 /* that wait for their boundary, or for a checkpoint */
+
+/* A call that was accepted. */
+struct operation {
+    struct rpc_call *call; /* NULL: gone */
+    enum request request;
+    struct caller caller;
+    double at;           /* unix seconds */
+    bool wants_complete; /* a checkpoint, and not only its name */
+    bool is_at_boundary; /* it has taken effect: only a checkpoint's completion is awaited */
+    uint64_t step, optimizer_steps;
+    char name[STORE_NAME_MAX + 1]; /* of the checkpoint */
+    struct operation *next;
+};
+
+static const char *const methods[] = {
+    [REQUEST_CHECKPOINT] = "Checkpoint",
+    [REQUEST_STOP] = "Stop",
+    [REQUEST_FINISH] = "Stop",
+};
+
+/* ---- answering ---- */
+
+static void refuse(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    if (!call) return;
+    rpc_call_set_user(call, NULL);
+    rpc_call_finish(call, code, text);
+    connection_wake(call);
+}
+
+static void answer(const struct operation *operation)
+{
+    struct rpc_call *call = operation->call;
+    if (!call) return;
+    Gacc__V1__Effect effect = GACC__V1__EFFECT__INIT;
+    Gacc__V1__CheckpointReply checkpoint = GACC__V1__CHECKPOINT_REPLY__INIT;
+    effect.step = operation->step;
+    effect.optimizer_steps = operation->optimizer_steps;
+    checkpoint.effect = &effect;
+    checkpoint.name = (char *)operation->name;
+    const bool is_checkpoint = operation->request == REQUEST_CHECKPOINT;
+    const int sent = control_send(call, is_checkpoint ? &checkpoint.base : &effect.base);
+    refuse(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK, sent ? "the answer does not fit the queue" : NULL);
+}
+
+static void record(struct coordinator *coordinator, const struct operation *operation, const char *refusal)
+{
+    if (coordinator->concluded) return; /* the log has its last line */
+    const struct control_record record = {
+        .method = methods[operation->request],
+        .by = operation->caller.by,
+        .role = operation->caller.role,
+        .at = operation->at,
+        .step = operation->step,
+        .optimizer_steps = operation->optimizer_steps,
+        .refusal = refusal,
+    };
+    coordinator_append(coordinator, control_line(&record));
+}
+
+/* Its boundary is the one that was decided last. */
+static void take_boundary(struct coordinator *coordinator, struct operation *operation)
+{
+    const struct step_counters *counters = conductor_boundary(coordinator->conductor);
+    if (operation->request == REQUEST_CHECKPOINT) {
+        const char *name;
+        const struct progress *progress = conductor_progress(coordinator->conductor, &name);
+        snprintf(operation->name, sizeof operation->name, "%s", name);
+        counters = &progress->counters;
+    }
+    operation->is_at_boundary = true;
+    operation->step = counters->step;
+    operation->optimizer_steps = counters->optimizer_steps;
+    record(coordinator, operation, NULL);
+}
+
+/* Forgets all that `settles` has answered, as it then says. */
+static void settle(struct coordinator *coordinator,
+                   bool (*settles)(struct coordinator *, struct operation *, const void *fact), const void *fact)
+{
+    for (struct operation **link = &coordinator->operations; *link;) {
+        struct operation *operation = *link;
+        if (!settles(coordinator, operation, fact)) {
+            link = &operation->next;
+            continue;
+        }
+        *link = operation->next;
+        coordinator->operation_count--;
+        free(operation);
+    }
+}
+
+/* ---- what becomes of them ---- */
+
+static bool at_boundary(struct coordinator *coordinator, struct operation *operation, const void *fact)
+{
+    const Gacc__V1__Decision *decision = fact;
+    if (operation->is_at_boundary || (operation->request == REQUEST_CHECKPOINT && !decision->save)) return false;
+    take_boundary(coordinator, operation);
+    if (operation->wants_complete) return false;
+    answer(operation);
+    return true;
+}
+
+void operations_decided(struct coordinator *coordinator, const Gacc__V1__Decision *decision)
+{
+    if (!decision->failure) settle(coordinator, at_boundary, decision); /* else operations_end tells all */
+}
+
+struct saved {
+    const char *name, *why; /* why NULL: it is complete */
+};
+
+static bool of_saved(struct coordinator *coordinator, struct operation *operation, const void *fact)
+{
+    const struct saved *saved = fact;
+    (void)coordinator;
+    if (!operation->is_at_boundary || strcmp(operation->name, saved->name)) return false;
+    if (saved->why)
+        refuse(operation->call, RPC_INTERNAL, saved->why);
+    else
+        answer(operation);
+    return true;
+}
+
+void operations_saved(struct coordinator *coordinator, const char *name, const char *why)
+{
+    settle(coordinator, of_saved, &(struct saved){name, why});
+}
+
+static bool in_vain(struct coordinator *coordinator, struct operation *operation, const void *why)
+{
+    if (!operation->is_at_boundary) record(coordinator, operation, why);
+    refuse(operation->call, RPC_ABORTED, why);
+    return true;
+}
+
+void operations_end(struct coordinator *coordinator)
+{
+    struct end_record end;
+    struct error why;
+    conductor_end(coordinator->conductor, coordinator_now(), &end);
+    error_set(&why, STATUS_UNAVAILABLE, "the job has ended before%s%.900s", end.reason ? ": " : "",
+              end.reason ? end.reason : "");
+    settle(coordinator, in_vain, why.text);
+}
+
+/* ---- asking ---- */
+
+static bool await(struct coordinator *coordinator, const struct operation *operation)
+{
+    struct operation *kept = coordinator->operation_count < OPERATIONS_MAX ? malloc(sizeof *kept) : NULL;
+    if (!kept) return false;
+    *kept = *operation;
+    kept->next = NULL;
+    struct operation **link = &coordinator->operations;
+    while (*link) link = &(*link)->next; /* answered in the order in which they came */
+    *link = kept;
+    coordinator->operation_count++;
+    rpc_call_set_user(kept->call, kept);
+    return true;
+}
+
+static void begin(struct coordinator *coordinator, struct rpc_call *call, enum request request, bool wants_complete)
+{
+    struct operation operation = {
+        .call = call, .request = request, .at = coordinator_unix_seconds(), .wants_complete = wants_complete};
+    struct error why;
+    caller_of(&operation.caller, call);
+    if (coordinator->operation_count >= OPERATIONS_MAX) {
+        refuse(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait for the next boundary already");
+        return;
+    }
+    const enum answer known = conductor_ask(coordinator->conductor, request, operation.caller.by, &why);
+    const struct step_counters *counters = conductor_boundary(coordinator->conductor);
+    operation.step = counters->step;
+    operation.optimizer_steps = counters->optimizer_steps;
+    if (known == ANSWER_REFUSED) {
+        record(coordinator, &operation, why.text);
+        refuse(call, RPC_FAILED_PRECONDITION, why.text);
+        return;
+    }
+    if (known != ANSWER_AT_BOUNDARY) take_boundary(coordinator, &operation);
+    const bool waits = known == ANSWER_AT_BOUNDARY || (wants_complete && saver_is_busy(coordinator->saver));
+    if (!waits)
+        answer(&operation);
+    else if (!await(coordinator, &operation))
+        refuse(call, RPC_RESOURCE_EXHAUSTED, "no memory to wait for the next boundary, where it takes effect");
+    if (known == ANSWER_END) coordinator_conclude(coordinator);
+}
+
+void operation_gone(struct rpc_call *call, void *context)
+{
+    (void)context;
+    struct operation *operation = rpc_call_user(call);
+    if (operation) operation->call = NULL;
+}
+
+void checkpoint_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    Gacc__V1__CheckpointRequest *request = gacc__v1__checkpoint_request__unpack(NULL, length, bytes);
+    if (request)
+        begin(context, call, REQUEST_CHECKPOINT, request->wait);
+    else
+        refuse(call, RPC_INVALID_ARGUMENT, "not a CheckpointRequest");
+    if (request) gacc__v1__checkpoint_request__free_unpacked(request, NULL);
+}
+
+void stop_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    Gacc__V1__StopRequest *request = gacc__v1__stop_request__unpack(NULL, length, bytes);
+    if (request)
+        begin(context, call, request->finish ? REQUEST_FINISH : REQUEST_STOP, false);
+    else
+        refuse(call, RPC_INVALID_ARGUMENT, "not a StopRequest");
+    if (request) gacc__v1__stop_request__free_unpacked(request, NULL);
+}

@@ -1,0 +1,165 @@
+/* What operators ask the conductor for takes effect at a boundary, on all ranks alike. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#include "tests/unit/conductor_world.h"
+
+static void ask(struct world *w, enum request request, enum answer wanted, const char *why)
+{
+    struct error error = {0};
+    assert_int_equal(conductor_ask(w->conductor, request, "uid 1 (jo), pid 2", &error), wanted);
+    if (why && !strstr(error.text, why)) fail_msg("%s, not %s", error.text, why);
+}
+
+static void check_status(struct world *w, const char *phase, const char *request)
+{
+    const Gacc__V1__Status *status = conductor_status(w->conductor, w->now);
+    assert_string_equal(status->phase, phase);
+    assert_int_equal(status->n_requests, request != NULL);
+    if (request) assert_string_equal(status->requests[0], request);
+}
+
+static void check_boundary(const struct world *w, uint64_t step, uint64_t optimizer_steps)
+{
+    assert_int_equal(conductor_boundary(w->conductor)->step, step);
+    assert_int_equal(conductor_boundary(w->conductor)->optimizer_steps, optimizer_steps);
+}
+
+static void a_checkpoint_is_made_behind_the_step_under_way(void **unused)
+{
+    (void)unused;
+    struct world w;
+    const char *name;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    open_conductor(&w);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* before anybody has joined: behind the first */
+    check_status(&w, "starting", "checkpoint");
+    begin(&w);
+    assert_string_equal(w.saves, "");
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000001");
+    check_boundary(&w, 1, 1);
+    check_status(&w, "training", NULL);
+    step(&w, NULL);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* the one under way */
+    assert_int_equal(conductor_progress(w.conductor, &name)->counters.step, 1);
+    assert_string_equal(name, "step-00000001");
+    conductor_saved(w.conductor, NULL);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000003");
+    conductor_close(w.conductor);
+}
+
+static void a_stop_ends_with_75_and_says_who(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    ask(&w, REQUEST_FINISH, ANSWER_REFUSED, "asked to stop behind a checkpoint already");
+    check_status(&w, "stopping", "stop");
+    step(&w, NULL);
+    assert_true(w.over && w.stops);
+    ask(&w, REQUEST_STOP, ANSWER_NOW, NULL);
+    check_boundary(&w, 1, 1);
+    conductor_saved(w.conductor, NULL);
+    conductor_settle(w.conductor);
+    struct end_record end;
+    conductor_end(w.conductor, w.now, &end);
+    assert_string_equal(end.reason, "uid 1 (jo), pid 2: asked to stop: checkpoint step-00000001 is complete, the same "
+                                    "command goes on from it");
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_REFUSED, "the job is ending");
+    finish(&w, STATUS_AGAIN);
+}
+
+static void a_finish_ends_as_after_the_last_step(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.evaluation.every = 3;
+    start(&w);
+    step(&w, NULL);
+    ask(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
+    check_status(&w, "finishing", "stop --finish");
+    step(&w, NULL);
+    assert_true(w.over && !w.stops && w.evaluate);
+    assert_string_equal(w.saves, "");
+    ask(&w, REQUEST_FINISH, ANSWER_NOW, NULL);
+    ask(&w, REQUEST_STOP, ANSWER_REFUSED, "the job is ending");
+    finish(&w, 0);
+}
+
+static void a_stop_before_the_first_step_is_the_end(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    open_conductor(&w);
+    ask(&w, REQUEST_FINISH, ANSWER_REFUSED, "before the first step");
+    ask(&w, REQUEST_STOP, ANSWER_END, NULL);
+    const Gacc__V1__Farewell *farewell = conductor_farewell(w.conductor, 0);
+    assert_int_equal(farewell->failure->status, STATUS_AGAIN);
+    assert_string_equal(farewell->failure->text, "uid 1 (jo), pid 2: asked to stop before the first step");
+    conductor_close(w.conductor);
+}
+
+static void the_last_attempts_are_told(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP16);
+    w.section.steps = 500;
+    start(&w);
+    const struct twist overflow = {.rank = 1, .nonfinite = true};
+    for (int i = 1; i <= 130; i++) step(&w, i == 130 ? &overflow : NULL);
+    const Gacc__V1__Status *status = conductor_status(w.conductor, w.now);
+    assert_int_equal(status->n_last, 120);
+    for (size_t i = 0; i < 120; i++) assert_int_equal(status->last[i]->step, i + 11);
+    assert_int_equal(status->last[119]->verdict, GACC__V1__VERDICT__VERDICT_SKIP);
+    assert_true(status->last[118]->grad_norm == 5 && status->last[118]->loss == 2);
+    assert_true(status->last[119]->grad_norm != status->last[119]->grad_norm);
+    assert_true(status->last[119]->seconds == 0.5); /* of the slowest rank */
+    assert_true(status->ranks[0]->step_seconds == 0.5 && status->ranks[1]->step_seconds == 0.25); /* its own */
+    assert_true(status->steps_per_second == 2);
+    conductor_close(w.conductor);
+}
+
+static void a_ranks_state_is_as_old_as_its_last_change(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 1, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    Gacc__V1__StateChange change = GACC__V1__STATE_CHANGE__INIT;
+    change.step = 1;
+    change.state = GACC__V1__STATE__STATE_MICRO_FORWARD;
+    conductor_state(w.conductor, 0, &change, 200);
+    conductor_state(w.conductor, 0, &change, 201); /* a sign of life */
+    const Gacc__V1__Status *status = conductor_status(w.conductor, 203);
+    assert_true(status->ranks[0]->seconds_in_state == 3 && status->ranks[0]->seconds_since_heard == 2);
+    change.micro_batch = 1;
+    conductor_state(w.conductor, 0, &change, 203);
+    assert_true(conductor_status(w.conductor, 204)->ranks[0]->seconds_in_state == 1);
+    conductor_close(w.conductor);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_checkpoint_is_made_behind_the_step_under_way),
+        cmocka_unit_test(a_stop_ends_with_75_and_says_who),
+        cmocka_unit_test(a_finish_ends_as_after_the_last_step),
+        cmocka_unit_test(a_stop_before_the_first_step_is_the_end),
+        cmocka_unit_test(the_last_attempts_are_told),
+        cmocka_unit_test(a_ranks_state_is_as_old_as_its_last_change),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
