@@ -16,7 +16,8 @@ SLOW = 4096  # weights 1/SLOW add up exactly
 
 def long_windows(steps=10**6, **keys):
     """A window of a second or so: what is asked for in it can be seen waiting."""
-    return toys.job_of({"type": "mlp", "inputs": 1, "hidden": [512, 512], "outputs": 1}, steps=steps, batch=512, micro=1, lr=1e-3, **keys)
+    return toys.job_of({"type": "mlp", "inputs": 1, "hidden": [512, 512], "outputs": 1}, steps=steps, batch=2048, micro=1,
+                       lr=1e-3, **keys)
 
 
 def slow_tape(steps=10**6, ranks=1, **keys):
