@@ -10,6 +10,7 @@
 
 enum status {
     STATUS_DONE = 0,
+    STATUS_REFUSED = 1,      /* gaccctl: the job does not do that now */
     STATUS_USAGE = 64,       /* command line */
     STATUS_DATA = 65,        /* the data is wrong */
     STATUS_MISSING = 66,     /* an input is missing or unreadable */
@@ -18,6 +19,7 @@ enum status {
     STATUS_IO = 74,          /* reading or writing failed */
     STATUS_AGAIN = 75,       /* checkpoint saved, run me again */
     STATUS_NUMERICS = 76,    /* non-finite limit reached, verification failed */
+    STATUS_DENIED = 77,      /* gaccctl: not allowed */
     STATUS_JOB = 78,         /* the job file */
 };
 

@@ -1,154 +1,188 @@
 #include "daemon/ctl/client.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <poll.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "proto/rpc/rpc.h"
+#include "daemon/ctl/dial.h"
+#include "daemon/ctl/outcome.h"
 
-struct exchange {
-    const struct client_call *call;
-    bool over;
-    enum rpc_code code;
-    char text[256];
+struct client {
+    const struct target *target;
+    int fd;
+    struct rpc_connection *connection;
+    int64_t heard; /* milliseconds: the last byte from the server */
+    bool pinged;   /* since then */
 };
 
-static int connect_to(const struct sockaddr *to, socklen_t length)
+static int64_t now(void)
 {
-    const struct timeval limit = {.tv_sec = CLIENT_SECONDS};
-    int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -1;
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* limits connect as well */
-    if (!connect(fd, to, length)) return fd;
-    int number = errno;
-    close(fd);
-    errno = number;
-    return -1;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1000 * (int64_t)time.tv_sec + time.tv_nsec / 1000000;
 }
 
-static int connect_unix(const char *path)
+/* ---- bytes: the only functions that touch the socket ---- */
+
+static int lost(const struct client *client, int number, struct error *error)
 {
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof to.sun_path) {
-        errno = ENAMETOOLONG;
-        return -1;
+    return error_set_errno(error, STATUS_UNAVAILABLE, number, "%s", client->target->endpoint);
+}
+
+static int send_bytes(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+{
+    while (length > 0) {
+        ssize_t written = send(client->fd, bytes, length, MSG_NOSIGNAL);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return lost(client, errno == EAGAIN ? ETIMEDOUT : errno, error);
+        bytes += written;
+        length -= (size_t)written;
     }
-    strcpy(to.sun_path, path);
-    return connect_to((const struct sockaddr *)&to, sizeof to);
-}
-
-/* HOST:PORT or [HOST]:PORT */
-static int connect_tcp(const char *text)
-{
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    size_t length = colon ? (size_t)(colon - text) : 0;
-    if (length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
-    if (!colon || length == 0 || length >= sizeof host) {
-        errno = EINVAL;
-        return -1;
-    }
-    snprintf(host, sizeof host, "%.*s", (int)length, text);
-    const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
-    struct addrinfo *found;
-    if (getaddrinfo(host, colon + 1, &wanted, &found)) {
-        errno = EHOSTUNREACH;
-        return -1;
-    }
-    int fd = -1;
-    for (const struct addrinfo *at = found; at && fd < 0; at = at->ai_next)
-        fd = connect_to(at->ai_addr, at->ai_addrlen);
-    freeaddrinfo(found);
-    return fd;
-}
-
-static int connect_endpoint(const char *endpoint)
-{
-    if (!strncmp(endpoint, "unix:", 5)) return connect_unix(endpoint + 5);
-    return connect_tcp(!strncmp(endpoint, "tcp://", 6) ? endpoint + 6 : endpoint);
-}
-
-static void on_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context)
-{
-    (void)call;
-    const struct exchange *exchange = context;
-    exchange->call->message(exchange->call->context, message, length);
-}
-
-static void on_gone(struct rpc_call *call, void *context)
-{
-    struct exchange *exchange = context;
-    const char *text;
-    exchange->over = true;
-    exchange->code = rpc_call_status(call, &text);
-    snprintf(exchange->text, sizeof exchange->text, "%s", text ? text : "");
-}
-
-static int send_all(int fd, struct rpc_connection *connection)
-{
-    const uint8_t *bytes;
-    for (size_t length; (length = rpc_output(connection, &bytes));)
-        while (length > 0) {
-            ssize_t written = send(fd, bytes, length, MSG_NOSIGNAL);
-            if (written < 0 && errno != EINTR) return -1;
-            if (written < 0) continue;
-            bytes += written;
-            length -= (size_t)written;
-        }
     return 0;
 }
 
-static int pump(int fd, struct rpc_connection *connection, struct exchange *exchange, const char *endpoint,
-                struct error *error)
+/* The number of bytes, 0 when there are none just now, negative when there will be none. */
+static ssize_t receive_bytes(const struct client *client, uint8_t *bytes, size_t capacity, struct error *error)
 {
-    uint8_t buffer[65536];
-    while (!exchange->over) {
-        if (send_all(fd, connection)) return error_set_errno(error, STATUS_UNAVAILABLE, errno, "%s", endpoint);
-        struct pollfd ready = {.fd = fd, .events = POLLIN};
-        int seconds = exchange->call->timeout_seconds;
-        int count = poll(&ready, 1, seconds ? 1000 * seconds : -1);
-        if (count < 0 && errno == EINTR) continue;
-        if (count == 0) return error_set(error, STATUS_UNAVAILABLE, "%s: no answer within %d s", endpoint, seconds);
-        ssize_t length = recv(fd, buffer, sizeof buffer, 0);
-        if (length < 0 && errno == EINTR) continue;
-        if (length < 0) return error_set_errno(error, STATUS_UNAVAILABLE, errno, "%s", endpoint);
-        if (length == 0) return error_set(error, STATUS_UNAVAILABLE, "%s: the job has ended", endpoint);
-        int status = rpc_input(connection, buffer, (size_t)length, error);
-        if (status) return status;
-    }
-    if (exchange->code == RPC_OK) return 0;
-    return error_set(error, STATUS_UNAVAILABLE, "%s: %s (grpc-status %d)", endpoint, exchange->text,
-                     (int)exchange->code);
+    ssize_t length = recv(client->fd, bytes, capacity, MSG_DONTWAIT);
+    if (length > 0) return length;
+    if (length < 0 && (errno == EINTR || errno == EAGAIN)) return 0;
+    if (length < 0) return lost(client, errno, error);
+    return error_set(error, STATUS_UNAVAILABLE, "%s: the coordinator has closed the connection",
+                     client->target->endpoint);
 }
 
-int client_call(const struct target *target, const struct client_call *call, struct error *error)
+static int open_bytes(struct client *client, struct error *error)
 {
-    const char *endpoint = target->endpoint;
-    char bearer[sizeof target->token + 8];
-    snprintf(bearer, sizeof bearer, "Bearer %s", target->token);
-    const char *const metadata[] = {"authorization", bearer, NULL};
-    const struct rpc_method method = {.path = call->path, .message = on_message, .gone = on_gone};
-    struct exchange exchange = {.call = call};
-    struct rpc_connection *connection = NULL;
-    int fd = connect_endpoint(endpoint);
-    if (fd < 0) return error_set_errno(error, STATUS_UNAVAILABLE, errno, "cannot connect to %s", endpoint);
-    int status = rpc_client_open(&connection, "gaccd", NULL, error);
-    struct rpc_call *rpc =
-        status ? NULL : rpc_call_begin(connection, &method, &exchange, target->token[0] ? metadata : NULL, 0);
-    if (!status && (!rpc || rpc_call_send(rpc, call->request, call->request_length)))
-        status = error_set(error, STATUS_INTERNAL, "out of memory");
-    if (!status) {
-        rpc_call_half_close(rpc);
-        status = pump(fd, connection, &exchange, endpoint, error);
+    client->fd = dial(client->target->endpoint, CLIENT_SECONDS);
+    return client->fd < 0 ? outcome_unreachable(client->target, errno, error) : 0;
+}
+
+/* ---- the connection ---- */
+
+int client_open(struct client **out, const struct target *target, struct error *error)
+{
+    struct client *client = calloc(1, sizeof *client);
+    if (!client) return error_set(error, STATUS_INTERNAL, "out of memory");
+    *client = (struct client){.target = target, .fd = -1};
+    int status = open_bytes(client, error);
+    if (!status) status = rpc_client_open(&client->connection, "gaccd", NULL, error);
+    client->heard = now();
+    if (status)
+        client_close(client);
+    else
+        *out = client;
+    return status;
+}
+
+void client_close(struct client *client)
+{
+    if (!client) return;
+    rpc_close(client->connection);
+    if (client->fd >= 0) close(client->fd);
+    free(client);
+}
+
+static int flush(struct client *client, struct error *error)
+{
+    const uint8_t *bytes;
+    for (size_t length; (length = rpc_output(client->connection, &bytes));) {
+        int status = send_bytes(client, bytes, length, error);
+        if (status) return status;
     }
-    rpc_close(connection);
-    close(fd);
+    return 0;
+}
+
+/* How long it may still be silent; 0: too long already. */
+static int64_t patience(struct client *client)
+{
+    const int64_t limit = client->heard + (client->pinged ? 2 : 1) * 1000 * CLIENT_SECONDS;
+    return limit > now() ? limit - now() : 0;
+}
+
+int client_wait(struct client *client, int other, int milliseconds, struct error *error)
+{
+    uint8_t buffer[65536];
+    if (!patience(client)) {
+        if (client->pinged)
+            return error_set(error, STATUS_UNAVAILABLE, "%s: no answer within %d s", client->target->endpoint,
+                             2 * CLIENT_SECONDS);
+        rpc_ping(client->connection);
+        client->pinged = true;
+    }
+    int status = flush(client, error);
+    if (status) return status;
+    const int64_t limit = patience(client);
+    struct pollfd ready[] = {{.fd = client->fd, .events = POLLIN}, {.fd = other, .events = POLLIN}};
+    if (poll(ready, 2, (int)(milliseconds >= 0 && milliseconds < limit ? milliseconds : limit)) <= 0) return 0;
+    if (!ready[0].revents) return 0;
+    ssize_t length = receive_bytes(client, buffer, sizeof buffer, error);
+    if (length <= 0) return (int)length;
+    client->heard = now();
+    client->pinged = false;
+    status = rpc_input(client->connection, buffer, (size_t)length, error);
+    if (status) return error_set(error, STATUS_UNAVAILABLE, "%s: speaks no gRPC", client->target->endpoint);
+    return flush(client, error);
+}
+
+/* ---- calls ---- */
+
+static void on_message(struct rpc_call *rpc, const uint8_t *bytes, size_t length, void *context)
+{
+    (void)rpc;
+    const struct client_call *call = context;
+    if (call->message) call->message(call->context, bytes, length);
+}
+
+static void on_gone(struct rpc_call *rpc, void *context)
+{
+    struct client_call *call = context;
+    const char *text;
+    call->over = true;
+    call->code = rpc_call_status(rpc, &text);
+    snprintf(call->text, sizeof call->text, "%s", text ? text : "");
+}
+
+int client_begin(struct client *client, struct client_call *call, const ProtobufCMessage *request, struct error *error)
+{
+    char bearer[sizeof client->target->token + 8];
+    snprintf(bearer, sizeof bearer, "Bearer %s", client->target->token);
+    const char *const metadata[] = {"authorization", bearer, NULL};
+    call->method = (struct rpc_method){.path = call->path, .message = on_message, .gone = on_gone};
+    call->over = false;
+    const size_t length = protobuf_c_message_get_packed_size(request);
+    uint8_t *bytes = malloc(length + 1);
+    if (!bytes) return error_set(error, STATUS_INTERNAL, "out of memory");
+    protobuf_c_message_pack(request, bytes);
+    struct rpc_call *rpc =
+        rpc_call_begin(client->connection, &call->method, call, client->target->token[0] ? metadata : NULL, 0);
+    const int refused = !rpc || rpc_call_send(rpc, bytes, length);
+    if (!refused) rpc_call_half_close(rpc);
+    free(bytes);
+    return refused ? error_set(error, STATUS_UNAVAILABLE, "%s: takes no more calls", client->target->endpoint) : 0;
+}
+
+int client_call(const struct target *target, struct client_call *call, const ProtobufCMessage *request, int seconds,
+                struct error *error)
+{
+    struct client *client;
+    int status = client_open(&client, target, error);
+    if (status) return status;
+    const int64_t limit = now() + 1000 * (int64_t)seconds;
+    status = client_begin(client, call, request, error);
+    while (!status && !call->over) {
+        const int64_t left = limit - now();
+        if (seconds && left <= 0)
+            status = error_set(error, STATUS_UNAVAILABLE, "%s: no answer within %d s", target->endpoint, seconds);
+        else
+            status = client_wait(client, -1, seconds ? (int)left : -1, error);
+    }
+    if (!status) status = outcome_of_call(target, call->code, call->text, error);
+    client_close(client);
     return status;
 }

@@ -1,25 +1,48 @@
-/* One call of gacc.v1.Control over a blocking socket, from connecting to the last message. */
+/*
+ * A connection to the coordinator over a blocking socket, and calls side by side on it. Nothing here prints; what a
+ * call answered and how it ended is the caller's to judge (outcome.h has the exit status of each grpc-status).
+ */
 #ifndef GACC_CTL_CLIENT_H
 #define GACC_CTL_CLIENT_H
 
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/ctl/target.h"
 #include "proto/error.h"
+#include "proto/rpc/rpc.h"
 
-#define CLIENT_SECONDS 10 /* for connecting, and for a first answer to a call of one answer */
+#define CLIENT_SECONDS \
+    10 /* for connecting; of silence until a PING is sent, and after it until the server is given up */
+
+struct client;
 
 struct client_call {
-    const char *path; /* "/gacc.v1.Control/GetStatus" */
-    const uint8_t *request;
-    size_t request_length;
-    int timeout_seconds; /* without a byte from the server; 0: none */
-    void (*message)(void *context, const uint8_t *message, size_t length);
+    const char *path;                                                    /* "/gacc.v1.Control/GetStatus" */
+    void (*message)(void *context, const uint8_t *bytes, size_t length); /* inside client_wait; may be NULL */
     void *context;
+    /* Filled by the client. */
+    bool over;
+    enum rpc_code code;
+    char text[256];
+    struct rpc_method method;
 };
 
-/* 0 when the server ended the call with OK; 69 when it cannot be reached or refuses us. */
-int client_call(const struct target *target, const struct client_call *call, struct error *error);
+/* 69 when nobody answers there, with the next step in the text. */
+int client_open(struct client **out, const struct target *target, struct error *error);
+void client_close(struct client *client); /* calls that are not over end as cancelled; NULL is allowed */
+
+/* `call` is the caller's until it is over or the connection is closed; `request` is packed at once. */
+int client_begin(struct client *client, struct client_call *call, const ProtobufCMessage *request, struct error *error);
+/* Sends what is queued; then waits until bytes came (and hands them to their calls), until `other` (a descriptor, −1:
+ * none) can be read, a signal came, or `milliseconds` (−1: no limit) are over. Negative: the connection is lost. */
+int client_wait(struct client *client, int other, int milliseconds, struct error *error);
+
+/* One call with all of its messages, on a connection of its own. seconds 0: as long as it takes. 0 only when the server
+ * ended it with OK; else the exit status of what it said, with the next step in the text. */
+int client_call(const struct target *target, struct client_call *call, const ProtobufCMessage *request, int seconds,
+                struct error *error);
 
 #endif

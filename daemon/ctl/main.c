@@ -7,12 +7,13 @@
 
 #include "daemon/command_line.h"
 #include "daemon/ctl/client.h"
+#include "daemon/ctl/outcome.h"
 #include "daemon/ctl/show.h"
 #include "daemon/ctl/target.h"
 #include "daemon/slip.h"
 
 struct options {
-    const char *connect, *run;
+    struct target_words target;
     unsigned long long from;
     bool json;
 };
@@ -40,15 +41,9 @@ static void on_status(void *context, const uint8_t *bytes, size_t length)
 static int get_status(const struct target *target, const struct options *options, struct error *error)
 {
     struct printing printing = {.options = options};
-    const uint8_t nothing = 0; /* a GetStatusRequest has no fields, and packs to no bytes */
-    const struct client_call call = {
-        .path = "/gacc.v1.Control/GetStatus",
-        .request = &nothing,
-        .timeout_seconds = CLIENT_SECONDS,
-        .message = on_status,
-        .context = &printing,
-    };
-    int status = client_call(target, &call, error);
+    const Gacc__V1__GetStatusRequest request = GACC__V1__GET_STATUS_REQUEST__INIT;
+    struct client_call call = {.path = "/gacc.v1.Control/GetStatus", .message = on_status, .context = &printing};
+    int status = client_call(target, &call, &request.base, CLIENT_SECONDS, error);
     if (!status && printing.failed)
         status = error_set(error, STATUS_UNAVAILABLE, "%s: no Status was answered", target->endpoint);
     return status;
@@ -72,15 +67,8 @@ static int watch(const struct target *target, const struct options *options, str
     struct printing printing = {.options = options};
     Gacc__V1__WatchStepsRequest request = GACC__V1__WATCH_STEPS_REQUEST__INIT;
     request.from_step = options->from;
-    uint8_t packed[16]; /* a tag and a varint */
-    const struct client_call call = {
-        .path = "/gacc.v1.Control/WatchSteps",
-        .request = packed,
-        .request_length = gacc__v1__watch_steps_request__pack(&request, packed),
-        .message = on_record,
-        .context = &printing,
-    };
-    return client_call(target, &call, error);
+    struct client_call call = {.path = "/gacc.v1.Control/WatchSteps", .message = on_record, .context = &printing};
+    return client_call(target, &call, &request.base, 0, error);
 }
 
 static const struct subcommand {
@@ -107,8 +95,9 @@ static void help(FILE *to)
     for (size_t i = 0; i < SUBCOMMANDS; i++)
         if (subcommands[i].act) fprintf(to, "  %-8s %s\n", subcommands[i].name, subcommands[i].help);
     fputs("\n  --run DIR          the run directory; without it, the newest below runs/\n"
-          "  --connect ADDRESS  unix:PATH or HOST:PORT; its token, if it wants one, in $GACC_TOKEN\n"
-          "  --json             for programs\n",
+          "  --connect ADDRESS  unix:PATH or HOST:PORT\n"
+          "  --token-file PATH  for HOST:PORT: holds the job's token, or is its connection.json\n"
+          "  --json             for programs; an error is {\"error\": …} there, and nothing on stderr\n",
           to);
 }
 
@@ -117,6 +106,7 @@ static void help(FILE *to)
 static const struct option long_options[] = {
     {"run", required_argument, NULL, 'r'},
     {"connect", required_argument, NULL, 'c'},
+    {"token-file", required_argument, NULL, 't'},
     {"from", required_argument, NULL, 'f'},
     {"json", no_argument, NULL, 'j'},
     {"help", no_argument, NULL, 'h'},
@@ -124,9 +114,12 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static int fail(const struct error *error)
+static int fail(const struct error *error, bool json)
 {
-    fprintf(stderr, "gaccctl: %s\n", error->text);
+    if (json)
+        outcome_print_json(error);
+    else
+        fprintf(stderr, "gaccctl: %s\n", error->text);
     return (int)error->status;
 }
 
@@ -162,13 +155,17 @@ int main(int count, char **words)
     struct error error;
     char *end;
     opterr = 0;
+    for (int i = 1; i < count; i++) options.json |= !strcmp(words[i], "--json"); /* for what is wrong before it, too */
     for (int option; (option = getopt_long(count, words, ":h", long_options, NULL)) != -1;) {
         switch (option) {
         case 'r':
-            options.run = optarg;
+            options.target.run = optarg;
             break;
         case 'c':
-            options.connect = optarg;
+            options.target.connect = optarg;
+            break;
+        case 't':
+            options.target.token_file = optarg;
             break;
         case 'j':
             options.json = true;
@@ -177,7 +174,7 @@ int main(int count, char **words)
             options.from = strtoull(optarg, &end, 10);
             if (*end || optarg[0] < '1' || optarg[0] > '9') {
                 error_set(&error, STATUS_USAGE, "--from %s: a step from 1 on is wanted", optarg);
-                return fail(&error);
+                return fail(&error, options.json);
             }
             break;
         case 'h':
@@ -188,16 +185,11 @@ int main(int count, char **words)
             return fflush(stdout) ? STATUS_IO : 0;
         default:
             option_fault(option, words, long_options, &error);
-            return fail(&error);
+            return fail(&error, options.json);
         }
     }
-    if (options.run && options.connect) {
-        error_set(&error, STATUS_USAGE, "--run and --connect: one of them");
-        return fail(&error);
-    }
     const struct subcommand *subcommand = find(count - optind, words + optind, &error);
-    if (!subcommand || target_find(&target, options.connect, options.run, &error) ||
-        subcommand->act(&target, &options, &error))
-        return fail(&error);
+    if (!subcommand || target_find(&target, &options.target, &error) || subcommand->act(&target, &options, &error))
+        return fail(&error, options.json);
     return 0;
 }

@@ -1,34 +1,50 @@
 #include "daemon/ctl/target.h"
 
+#include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <jansson.h>
-#include <limits.h>
-#include <stdbool.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char runs[] = "runs";
 
-static bool is_newer(struct timespec a, struct timespec b)
+/* ---- the newest run directory ---- */
+
+struct candidate {
+    bool is_running; /* those go first */
+    struct timespec written;
+};
+
+static bool goes_first(const struct candidate *a, const struct candidate *b)
 {
-    return a.tv_sec != b.tv_sec ? a.tv_sec > b.tv_sec : a.tv_nsec > b.tv_nsec;
+    if (a->is_running != b->is_running) return a->is_running;
+    if (a->written.tv_sec != b->written.tv_sec) return a->written.tv_sec > b->written.tv_sec;
+    return a->written.tv_nsec > b->written.tv_nsec;
 }
 
-/* The run whose log was written last. */
+/* The run whose log was written last, of those with a job, or of all when there is no job. */
 static int find_newest(char path[PATH_MAX], struct error *error)
 {
-    struct timespec newest = {0};
+    struct candidate newest = {0};
     bool found = false;
     DIR *directory = opendir(runs);
     for (const struct dirent *entry; directory && (entry = readdir(directory));) {
-        char log[PATH_MAX];
+        char name[PATH_MAX];
         struct stat facts;
-        int length = snprintf(log, sizeof log, "%s/%s/log.jsonl", runs, entry->d_name);
-        if (length >= (int)sizeof log || stat(log, &facts) || (found && !is_newer(facts.st_mtim, newest))) continue;
+        if (snprintf(name, sizeof name, "%s/%s/log.jsonl", runs, entry->d_name) >= (int)sizeof name ||
+            stat(name, &facts))
+            continue;
+        struct candidate candidate = {.written = facts.st_mtim};
+        if (snprintf(name, sizeof name, "%s/%s/connection.json", runs, entry->d_name) < (int)sizeof name)
+            candidate.is_running = !access(name, F_OK);
+        if (found && !goes_first(&candidate, &newest)) continue;
         found = true;
-        newest = facts.st_mtim;
+        newest = candidate;
         snprintf(path, PATH_MAX, "%s/%s", runs, entry->d_name);
     }
     if (directory) closedir(directory);
@@ -36,39 +52,86 @@ static int find_newest(char path[PATH_MAX], struct error *error)
                  : error_set(error, STATUS_MISSING, "no run below %s/ here: give --run DIR or --connect ADDRESS", runs);
 }
 
-static int say_not_running(const char *run, struct error *error)
+/* ---- a run directory ---- */
+
+static json_t *load(const char *run, const char *name)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%.4000s/result.json", run);
-    json_t *result = json_load_file(path, 0, NULL);
+    return snprintf(path, sizeof path, "%s/%s", run, name) < (int)sizeof path ? json_load_file(path, 0, NULL) : NULL;
+}
+
+bool target_result(const char *run, char *text, size_t capacity)
+{
+    json_t *result = load(run, "result.json");
     const char *status = json_string_value(json_object_get(result, "status"));
     const char *reason = json_string_value(json_object_get(result, "reason"));
     const long long steps = json_integer_value(json_object_get(result, "optimizer_steps"));
-    if (!status)
-        error_set(error, STATUS_UNAVAILABLE, "%s: no job is running there", run);
-    else
-        error_set(error, STATUS_UNAVAILABLE, "%s: no job is running there; the last one is %s after %lld steps%s%s",
-                  run, status, steps, reason ? ": " : "", reason ? reason : "");
+    const bool is_there = status != NULL;
+    if (is_there)
+        snprintf(text, capacity, "%s after %lld steps%s%s", status, steps, reason ? ": " : "", reason ? reason : "");
     json_decref(result);
-    return -STATUS_UNAVAILABLE;
+    return is_there;
+}
+
+static int say_not_running(const char *run, struct error *error)
+{
+    char text[512], log[PATH_MAX];
+    if (target_result(run, text, sizeof text)) {
+        const bool is_done = !strncmp(text, "done ", 5);
+        return error_set(error, STATUS_UNAVAILABLE, "%s: no job is running there; the last one is %s%s", run, text,
+                         is_done ? "" : "; the same gaccd command goes on from its newest checkpoint");
+    }
+    if (snprintf(log, sizeof log, "%s/log.jsonl", run) < (int)sizeof log && !access(log, F_OK))
+        return error_set(
+            error, STATUS_UNAVAILABLE,
+            "%s: no job is running there; the last one was killed: the same gaccd command goes on from its "
+            "newest checkpoint",
+            run);
+    return error_set(error, STATUS_UNAVAILABLE,
+                     "%s: no job is running there, and none was: mpirun -n N gaccd JOB.yaml --output %s", run, run);
+}
+
+static int deny(const char *path, const struct stat *facts, int number, struct error *error)
+{
+    const struct passwd *user = getpwuid(facts->st_uid);
+    if (!user) return error_set_errno(error, STATUS_DENIED, number, "%s", path);
+    return error_set_errno(error, STATUS_DENIED, number, "the job is %s's, so call gaccctl as %s: %s", user->pw_name,
+                           user->pw_name, path);
+}
+
+static void copy(char *to, size_t capacity, const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    snprintf(to, capacity, "%s", text ? text : "");
+}
+
+/* The token for control, or, where the file was made for somebody who may only read, that one. */
+static void copy_token(struct target *target, const json_t *connection)
+{
+    copy(target->token, sizeof target->token, connection, "token");
+    if (!target->token[0]) copy(target->token, sizeof target->token, connection, "read_token");
 }
 
 static int read_connection(struct target *target, const char *run, struct error *error)
 {
     char path[PATH_MAX];
     struct stat facts;
-    if (stat(run, &facts)) return error_set(error, STATUS_MISSING, "%s: no such run directory", run);
-    snprintf(path, sizeof path, "%.4000s/connection.json", run);
-    json_t *connection = json_load_file(path, 0, NULL);
-    const char *endpoint = json_string_value(json_object_get(connection, "endpoint"));
-    const char *token = json_string_value(json_object_get(connection, "token"));
-    if (endpoint) {
-        snprintf(target->endpoint, sizeof target->endpoint, "%s", endpoint);
-        snprintf(target->token, sizeof target->token, "%s", token ? token : "");
-    }
+    if (stat(run, &facts))
+        return errno == EACCES ? error_set_errno(error, STATUS_DENIED, errno, "%s", run)
+                               : error_set(error, STATUS_MISSING, "%s: no such run directory", run);
+    if (snprintf(path, sizeof path, "%s/connection.json", run) >= (int)sizeof path)
+        return error_set(error, STATUS_MISSING, "%s: no such run directory", run);
+    if (access(path, R_OK) && errno == EACCES) return deny(path, &facts, EACCES, error);
+    json_t *connection = load(run, "connection.json");
+    snprintf(target->run, sizeof target->run, "%s", run);
+    copy(target->endpoint, sizeof target->endpoint, connection, "endpoint");
+    copy(target->host, sizeof target->host, connection, "host");
+    copy_token(target, connection);
     json_decref(connection);
-    return endpoint ? 0 : say_not_running(run, error);
+    return target->endpoint[0] ? 0 : say_not_running(run, error);
 }
+
+/* ---- an address ---- */
 
 /* unix:PATH, HOST:PORT or tcp://HOST:PORT, as far as the text tells. */
 static bool is_address(const char *text)
@@ -79,17 +142,54 @@ static bool is_address(const char *text)
     return colon && colon > text && colon[1] && !colon[1 + strspn(colon + 1, "0123456789")];
 }
 
-int target_find(struct target *target, const char *connect, const char *run, struct error *error)
+static int take_token(struct target *target, const char *path, char *text, struct error *error)
+{
+    json_t *connection = json_loads(text, 0, NULL);
+    if (json_is_object(connection)) {
+        copy_token(target, connection);
+    } else {
+        text[strcspn(text, "\r\n")] = '\0';
+        for (const char *at = text; *at; at++)
+            if (!isgraph((unsigned char)*at)) text[0] = '\0';
+        if (strlen(text) < sizeof target->token) strcpy(target->token, text);
+    }
+    json_decref(connection);
+    if (target->token[0]) return 0;
+    return error_set(error, STATUS_DATA, "%s: holds no token: a line with it, or a job's connection.json, is wanted",
+                     path);
+}
+
+static int read_token(struct target *target, const char *path, struct error *error)
+{
+    char text[8192];
+    struct stat facts;
+    FILE *file = fopen(path, "re");
+    if (!file) return error_set_errno(error, STATUS_MISSING, errno, "--token-file %s", path);
+    const bool is_private = !fstat(fileno(file), &facts) && (!S_ISREG(facts.st_mode) || !(facts.st_mode & 077));
+    const size_t length = is_private ? fread(text, 1, sizeof text - 1, file) : 0;
+    const int number = ferror(file) ? errno : 0;
+    fclose(file);
+    if (!is_private)
+        return error_set(error, STATUS_DENIED, "--token-file %s: others may read or write it: chmod 600 %s", path,
+                         path);
+    if (number) return error_set_errno(error, STATUS_MISSING, number, "--token-file %s", path);
+    text[length] = '\0';
+    return take_token(target, path, text, error);
+}
+
+int target_find(struct target *target, const struct target_words *words, struct error *error)
 {
     char newest[PATH_MAX];
-    if (!connect) {
-        int status = run ? 0 : find_newest(newest, error);
-        return status ? status : read_connection(target, run ? run : newest, error);
+    *target = (struct target){0};
+    if (words->run && words->connect) return error_set(error, STATUS_USAGE, "--run and --connect: one of them");
+    if (words->token_file && !words->connect)
+        return error_set(error, STATUS_USAGE, "--token-file: goes with --connect; a run directory has its job's token");
+    if (words->connect) {
+        if (!is_address(words->connect))
+            return error_set(error, STATUS_USAGE, "--connect %.200s: wants unix:PATH or HOST:PORT", words->connect);
+        snprintf(target->endpoint, sizeof target->endpoint, "%s", words->connect);
+        return words->token_file ? read_token(target, words->token_file, error) : 0;
     }
-    if (!is_address(connect))
-        return error_set(error, STATUS_USAGE, "--connect %.200s: wants unix:PATH or HOST:PORT", connect);
-    const char *token = getenv("GACC_TOKEN");
-    snprintf(target->endpoint, sizeof target->endpoint, "%s", connect);
-    snprintf(target->token, sizeof target->token, "%s", token ? token : "");
-    return 0;
+    int status = words->run ? 0 : find_newest(newest, error);
+    return status ? status : read_connection(target, words->run ? words->run : newest, error);
 }

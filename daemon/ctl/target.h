@@ -2,15 +2,30 @@
 #ifndef GACC_CTL_TARGET_H
 #define GACC_CTL_TARGET_H
 
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "proto/error.h"
 
 struct target {
     char endpoint[512]; /* unix:PATH, HOST:PORT or tcp://HOST:PORT */
-    char token[256];    /* empty: none. With --connect it comes from $GACC_TOKEN */
+    char token[256];    /* empty: none */
+    char run[PATH_MAX]; /* the run directory; empty: --connect */
+    char host[256];     /* the coordinator's, with `run` */
 };
 
-/* `connect` and `run` as given, or NULL. No address: 64. A run directory without a running job: 69, with what
- * result.json says. */
-int target_find(struct target *target, const char *connect, const char *run, struct error *error);
+/* As given on the command line, or NULL. */
+struct target_words {
+    const char *connect, *run;
+    const char *token_file; /* for `connect`: the token, or a job's connection.json, which nobody else may read */
+};
+
+/* No address: 64. No run directory: 66. One that is not ours: 77. One without a running job: 69, with what result.json
+ * says and the next step. */
+int target_find(struct target *target, const struct target_words *words, struct error *error);
+/* How the job of a run directory ended, in the words of result.json: "done after 200 steps". False: there is none, as
+ * while it runs. */
+bool target_result(const char *run, char *text, size_t capacity);
 
 #endif

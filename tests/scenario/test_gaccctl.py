@@ -101,16 +101,61 @@ class Gaccctl(harness.Scenario):
             self.assertEqual(self.call(harness.GACCCTL, "--connect", address, "status").status, 69)
 
     def test_tcp_wants_the_token(self):
+        """From the run directory or a file that nobody else can read, never from the command line or the environment."""
         tcp = dict(self.job, control={"listen": "tcp://127.0.0.1:0"})
         job = self.start(tcp).until_step(1)
         connection = job.connection()
-        done = self.call(harness.GACCCTL, "--connect", connection["endpoint"], "status")
-        self.assertEqual(done.status, 69)
-        self.assertIn("Bearer", done.err)
-        known = dict(self.environment, GACC_TOKEN=connection["token"])
-        self.assertEqual(self.call(harness.GACCCTL, "--connect", connection["endpoint"], "status", env=known).status, 0)
+        at = [harness.GACCCTL, "--connect", connection["endpoint"]]
+        done = self.call(*at, "status", env=dict(self.environment, GACC_TOKEN=connection["token"]))
+        self.assertEqual(done.status, 77)
+        self.assertIn("--token-file names a file with the job's token", done.err)
+        files = {"word": connection["token"] + "\n", "connection": json.dumps(connection), "wrong": "1" * 64, "spaced": "a b", "empty": ""}
+        for name, text in files.items():
+            os.chmod(self.write(name, text), 0o600)
+        for name, status in (("word", 0), ("connection", 0), ("wrong", 77), ("spaced", 65), ("empty", 65), ("absent", 66)):
+            self.assertEqual(self.call(*at, "status", "--token-file", name).status, status, name)
+        os.chmod(os.path.join(self.directory, "word"), 0o640)
+        done = self.call(*at, "status", "--token-file", "word")
+        self.assertEqual((done.status, done.err), (77, "gaccctl: --token-file word: others may read or write it: chmod 600 word\n"))
         self.assertEqual(self.call(harness.GACCCTL, "--run", "run", "status").status, 0)
         self.assertEqual(os.stat(os.path.join(job.output, "connection.json")).st_mode & 0o777, 0o600)
+        self.end(job)
+
+    def test_errors_are_objects_where_json_is_asked_for(self):
+        for words, status in ((["--run", "none", "status", "--json"], 66), (["--connect", "127.0.0.1:1", "status", "--json"], 69),
+                              (["--jsno", "--json"], 64), (["--run", ".", "watch", "--json"], 69)):
+            done = self.call(harness.GACCCTL, *words)
+            self.assertEqual((done.status, done.err), (status, ""), words)
+            error = json.loads(done.out)["error"]
+            self.assertEqual(error["status"], status)
+            self.assertGreater(len(error["message"]), 10)
+
+    def test_the_next_step_is_said(self):
+        """Where there is no job: whether one was there, how it ended, and what to do."""
+        def said(*words):
+            done = self.call(harness.GACCCTL, *words, "status")
+            self.assertEqual(done.status, 69)
+            return done.err
+
+        os.makedirs(os.path.join(self.directory, "new"))
+        self.assertIn("none was: mpirun -n N gaccd JOB.yaml --output new\n", said("--run", "new"))
+        os.makedirs(os.path.join(self.directory, "runs", "old"))
+        self.write("runs/old/log.jsonl", "")
+        self.assertIn("runs/old: no job is running there; the last one was killed: the same gaccd command goes on", said())
+        self.write("runs/old/result.json", json.dumps({"status": "stopped", "reason": "SIGTERM", "optimizer_steps": 7}))
+        self.assertIn("the last one is stopped after 7 steps: SIGTERM; the same gaccd command goes on", said())
+        self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": os.uname().nodename}))
+        self.assertIn("runs/old: its job was killed, it seems; the same gaccd command goes on", said())
+        self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": "node7"}))
+        self.assertIn("call gaccctl on node7\n", said())
+        self.assertIn("no job listens there", said("--connect", "unix:none"))
+        os.remove(os.path.join(self.directory, "runs", "old", "connection.json"))
+
+    def test_a_run_with_a_job_goes_before_a_newer_one_without(self):
+        job = self.start(self.job, output="runs/b").until_step(3)
+        os.makedirs(os.path.join(self.directory, "runs", "c"))
+        os.utime(self.write("runs/c/log.jsonl", ""), (2**31, 2**31))
+        self.assertEqual(json.loads(self.call(harness.GACCCTL, "status", "--json").out)["output"], "runs/b")
         self.end(job)
 
 

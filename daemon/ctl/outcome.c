@@ -1,0 +1,81 @@
+#include "daemon/ctl/outcome.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <pwd.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char another_version[] = "its gaccd is of another version than this gaccctl " GACC_VERSION;
+static const char no_room[] = "try again";
+
+const struct outcome outcomes[] = {
+    {RPC_OK, "OK", STATUS_DONE, NULL},
+    {RPC_CANCELLED, "CANCELLED", STATUS_UNAVAILABLE, NULL},
+    {RPC_UNKNOWN, "UNKNOWN", STATUS_INTERNAL, NULL},
+    {RPC_INVALID_ARGUMENT, "INVALID_ARGUMENT", STATUS_JOB, NULL},
+    {RPC_DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", STATUS_UNAVAILABLE, no_room},
+    {RPC_NOT_FOUND, "NOT_FOUND", STATUS_UNAVAILABLE, another_version},
+    {RPC_ALREADY_EXISTS, "ALREADY_EXISTS", STATUS_REFUSED, NULL},
+    {RPC_PERMISSION_DENIED, "PERMISSION_DENIED", STATUS_DENIED,
+     "the job's own user may do it, or who has its token for control (connection.json in the run directory)"},
+    {RPC_RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED", STATUS_UNAVAILABLE, no_room},
+    {RPC_FAILED_PRECONDITION, "FAILED_PRECONDITION", STATUS_REFUSED, NULL},
+    {RPC_ABORTED, "ABORTED", STATUS_REFUSED, NULL},
+    {RPC_OUT_OF_RANGE, "OUT_OF_RANGE", STATUS_JOB, NULL},
+    {RPC_UNIMPLEMENTED, "UNIMPLEMENTED", STATUS_UNAVAILABLE, another_version},
+    {RPC_INTERNAL, "INTERNAL", STATUS_INTERNAL, NULL},
+    {RPC_UNAVAILABLE, "UNAVAILABLE", STATUS_UNAVAILABLE, NULL},
+    {RPC_DATA_LOSS, "DATA_LOSS", STATUS_INTERNAL, NULL},
+    {RPC_UNAUTHENTICATED, "UNAUTHENTICATED", STATUS_DENIED,
+     "--token-file names a file with the job's token; connection.json of its run directory will do"},
+};
+const size_t outcome_count = sizeof outcomes / sizeof *outcomes;
+
+int outcome_of_call(const struct target *target, enum rpc_code code, const char *text, struct error *error)
+{
+    const struct outcome *outcome = NULL;
+    for (size_t i = 0; i < outcome_count; i++)
+        if (outcomes[i].code == code) outcome = &outcomes[i];
+    if (!outcome) return error_set(error, STATUS_INTERNAL, "%s: %s (grpc-status %d)", target->endpoint, text, code);
+    if (outcome->status == STATUS_DONE) return 0;
+    const char *said = text[0] ? text : outcome->name;
+    if (!outcome->advice) return error_set(error, outcome->status, "%s", said);
+    return error_set(error, outcome->status, "%s: %s", said, outcome->advice);
+}
+
+/* Whose it is, when it is not ours. */
+static const char *other_owner(const char *path)
+{
+    struct stat facts;
+    if (!path[0] || stat(path, &facts) || facts.st_uid == geteuid()) return NULL;
+    const struct passwd *user = getpwuid(facts.st_uid);
+    return user ? user->pw_name : "another user";
+}
+
+int outcome_unreachable(const struct target *target, int number, struct error *error)
+{
+    char here[256] = "";
+    gethostname(here, sizeof here - 1);
+    const bool is_local = !strncmp(target->endpoint, "unix:", 5);
+    const char *run = target->run, *owner = other_owner(run);
+    if (run[0] && is_local && target->host[0] && strcmp(here, target->host) != 0)
+        return error_set(error, STATUS_UNAVAILABLE, "%s: the job listens on its own host only: call gaccctl on %s", run,
+                         target->host);
+    if ((number == EACCES || number == EPERM) && owner)
+        return error_set(error, STATUS_DENIED, "%s: the job is %s's: call gaccctl as %s", run, owner, owner);
+    error_set_errno(error, STATUS_UNAVAILABLE, number, "cannot connect to %s", target->endpoint);
+    if (!run[0]) return error_prefix(error, "no job listens there, or not for this host");
+    return error_prefix(
+        error, "%s: its job was killed, it seems; the same gaccd command goes on from the newest checkpoint", run);
+}
+
+void outcome_print_json(const struct error *error)
+{
+    json_t *object = json_pack("{s{si ss}}", "error", "status", (int)error->status, "message", error->text);
+    if (!object) object = json_pack("{s{si ss}}", "error", "status", (int)error->status, "message", "not UTF-8");
+    json_dumpf(object, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(object);
+}
