@@ -10,6 +10,8 @@
 struct watcher {
     struct rpc_call *call;
     uint64_t from;  /* step */
+    uint64_t step;  /* of the last line that is a step's */
+    bool all;       /* other lines are wanted, too */
     int64_t offset; /* in log.jsonl, of the first line not looked at */
     struct watcher *next, **link;
 };
@@ -67,10 +69,11 @@ static uint64_t step_of(const char *line)
 
 static int send_step(struct watcher *watcher, char *line)
 {
-    uint64_t step = step_of(line);
-    if (!step || step < watcher->from) return 0;
+    const uint64_t step = step_of(line);
+    if (step) watcher->step = step;
+    if ((!step && !watcher->all) || watcher->step < watcher->from) return 0;
     Gacc__V1__StepRecord record = GACC__V1__STEP_RECORD__INIT;
-    record.step = step;
+    record.step = watcher->step;
     record.json = line;
     return control_send(watcher->call, &record.base);
 }
@@ -91,7 +94,7 @@ static enum fed feed(struct coordinator *coordinator, struct watcher *watcher)
                 return FED_NO_ROOM;
             }
         }
-        /* A line that fills the buffer is no step's. */
+        /* A line that fills the buffer is no step's, and goes to nobody. */
         const ssize_t used = line == buffer && length == LINE_BUFFER_BYTES ? length : line - buffer;
         if (used == 0) return FED_ALL;
         watcher->offset += used;
@@ -113,7 +116,7 @@ void watchers_feed(void *context)
         next = watcher->next;
         enum fed fed = feed(coordinator, watcher);
         if (fed == FED_MORE) uv_idle_start(&coordinator->catch_up, go_on);
-        if (fed == FED_ALL && coordinator->concluded) rpc_call_finish(watcher->call, RPC_OK, NULL);
+        if (fed == FED_ALL && coordinator->log_is_whole) rpc_call_finish(watcher->call, RPC_OK, NULL);
         connection_wake(watcher->call);
     }
 }
@@ -127,7 +130,8 @@ void watch_steps_message(struct rpc_call *call, const uint8_t *bytes, size_t len
     struct watcher *watcher = rpc_call_user(call) || watchers >= WATCHERS_MAX ? NULL : calloc(1, sizeof *watcher);
     if (request && watcher) {
         watcher->call = call;
-        watcher->from = request->from_step;
+        watcher->from = watcher->step = request->from_step;
+        watcher->all = request->all;
         watcher->offset =
             request->from_step ? coordinator->directory.start : lseek(coordinator->directory.reader, 0, SEEK_END);
         watcher->link = &coordinator->watchers;

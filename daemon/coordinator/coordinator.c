@@ -177,6 +177,7 @@ void coordinator_conclude(struct coordinator *coordinator)
     Gacc__V1__JobSpec asked = *coordinator->directory.job;
     asked.digest = (ProtobufCBinaryData){sizeof coordinator->asked_digest, coordinator->asked_digest};
     if (run_result_write(&asked, &end, &error)) conductor_fail(coordinator->conductor, &error);
+    coordinator->log_is_whole = true;
     watchers_feed(coordinator);
     workers_say_farewell(coordinator);
     conductor_end(coordinator->conductor, coordinator_now(), &end);

@@ -53,7 +53,8 @@ struct coordinator {
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */
     bool log_failed;
-    bool concluded;                       /* result.json is written, farewells are out */
+    bool concluded;                       /* the end is decided, and being written */
+    bool log_is_whole;                    /* its last line is written, and so is result.json: watchers end behind it */
     bool rank_0_gone;                     /* the end of the process begins */
     uint64_t gone_since;                  /* uv_now, with rank_0_gone */
     uint64_t next_progress, next_renewal; /* uv_now */

@@ -60,6 +60,22 @@ class Grpc(harness.Scenario):
         self.assertGreaterEqual(now.step, len(log))
         first.cancel()
 
+    def test_watching_all_lines(self):
+        """From the header to the end; a step's number says where the others stand."""
+        job = dict(self.job, job={"name": "gpt", "steps": 30}, checkpoint={"every": 10})
+        running = self.start(job)
+        harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
+        stub = control_pb2_grpc.ControlStub(self.channel(running))
+        records = list(stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1, all=True), timeout=60))
+        self.assertEqual(running.wait().status, 0)
+        lines = [json.loads(record.json) for record in records]
+        self.assertEqual(lines, running.log())
+        self.assertEqual({line["type"] for line in lines}, {"header", "step", "checkpoint", "end"})
+        step = 1
+        for record, line in zip(records, lines):
+            step = line["step"] if line["type"] == "step" else step
+            self.assertEqual(record.step, step)
+
     def test_watching_ends_with_the_job_after_its_last_step(self):
         running = self.start(dict(self.job, job={"name": "gpt", "steps": 300})).until_step(1)
         stub = control_pb2_grpc.ControlStub(self.channel(running))
