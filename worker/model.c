@@ -148,6 +148,7 @@ struct activations {
     size_t bytes;
     void *scratch;
     void *gradient[2]; /* of the outputs of even and odd stages: a backward reads one and writes the other */
+    const struct stage *in_shared; /* whose forward was the last to fill the `saved` that recomputed stages share */
     struct {
         void *out, *saved;
     } stages[];
@@ -158,11 +159,16 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. Returns the bytes of it
- * all. */
+static bool is_recomputed(const struct stage *stage)
+{
+    return stage->model->recomputes && stage->class->recomputable;
+}
+
+/* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. With a backward every
+ * stage has both for itself, but recomputed ones share the saved memory of one. Returns the bytes of it all. */
 static size_t lay_out(struct activations *activations, const struct model *model)
 {
-    size_t out_most = 0, saved_most = 0, scratch_most = 0;
+    size_t out_most = 0, saved_most = 0, recomputed_most = 0, scratch_most = 0;
     struct carver carver = {.base = (uintptr_t)activations->arena};
     for (size_t i = 0; i < model->stage_count; i++) {
         const struct stage *stage = &model->stages[i];
@@ -171,14 +177,18 @@ static size_t lay_out(struct activations *activations, const struct model *model
         out_most = larger(out_most, out);
         saved_most = larger(saved_most, saved);
         scratch_most = larger(scratch_most, stage->class->scratch_bytes(stage, activations->rows));
+        if (is_recomputed(stage)) recomputed_most = larger(recomputed_most, saved);
         if (!activations->backward) continue;
         activations->stages[i].out = carve(&carver, out);
-        activations->stages[i].saved = carve(&carver, saved);
+        if (!is_recomputed(stage)) activations->stages[i].saved = carve(&carver, saved);
     }
     void *shared[2] = {carve(&carver, out_most), carve(&carver, out_most)};
     activations->scratch = carve(&carver, scratch_most);
     if (activations->backward) {
         memcpy(activations->gradient, shared, sizeof shared);
+        void *recomputed = recomputed_most > 0 ? carve(&carver, recomputed_most) : NULL;
+        for (size_t i = 0; i < model->stage_count; i++)
+            if (is_recomputed(&model->stages[i])) activations->stages[i].saved = recomputed;
         return carver.used;
     }
     void *saved = carve(&carver, saved_most);
@@ -241,16 +251,22 @@ void activations_close(struct activations *activations)
 /* --- the passes ----------------------------------------------------------------------------------------------------
  */
 
+static void stage_forward(const struct model *model, size_t i, struct pass *pass, struct activations *activations)
+{
+    const struct stage *stage = &model->stages[i];
+    stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
+                          i < model->stage_count - 1 ? activations->stages[i].out : NULL, activations->stages[i].saved,
+                          activations->scratch);
+    if (is_recomputed(stage)) activations->in_shared = stage;
+}
+
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations)
 {
     assert(pass->feed.rows <= activations->rows);
-    size_t last = model->stage_count - 1;
-    for (size_t i = 0; i <= last; i++) {
+    for (size_t i = 0; i < model->stage_count; i++) {
         const struct stage *stage = &model->stages[i];
         if (pass->overlap.needs) pass->overlap.needs(pass->overlap.context, stage->begin, stage->end);
-        stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
-                              i < last ? activations->stages[i].out : NULL, activations->stages[i].saved,
-                              activations->scratch);
+        stage_forward(model, i, pass, activations);
     }
 }
 
@@ -260,6 +276,8 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
     size_t last = model->stage_count - 1;
     for (size_t i = last + 1; i-- > 0;) {
         const struct stage *stage = &model->stages[i];
+        /* Its output is written once more, with the bits that it has. */
+        if (is_recomputed(stage) && activations->in_shared != stage) stage_forward(model, i, pass, activations);
         stage->class->backward(stage, pass, i > 0 ? activations->gradient[(i - 1) % 2] : NULL,
                                i < last ? activations->gradient[i % 2] : NULL,
                                i > 0 ? activations->stages[i - 1].out : NULL, activations->stages[i].saved,

@@ -80,6 +80,7 @@ struct stage;
 struct stage_class {
     const char *name;
     bool works_on_host; /* its passes do work of their own on the host: they cannot be recorded and replayed */
+    bool recomputable;  /* forward may be run again before backward: from the same `in` it gives the same bits */
     size_t (*out_bytes)(const struct stage *, size_t rows);
     size_t (*saved_bytes)(const struct stage *, size_t rows);
     size_t (*scratch_bytes)(const struct stage *, size_t rows); /* shared by all stages, holds nothing between calls */
@@ -103,7 +104,10 @@ struct model {
     struct tensor_table zeros; /* written to exported files, filled with zeros; no parameters (gpt without bias) */
     struct stage *stages;      /* their ranges follow each other and cover the canonical index */
     size_t stage_count;
-    bool recordable;               /* a pass is nothing but kernels */
+    bool recordable; /* a pass is nothing but kernels */
+    /* Stages that can are run forward again before their backward, and have one `saved` in turn. Whoever opens the
+     * model may set it, before there are activations. */
+    bool recomputes;
     uint64_t targets_per_sequence; /* context for language models, else 1 */
     void *own;                     /* the model's own memory, freed with it */
 };

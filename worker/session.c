@@ -194,6 +194,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     step_state_init(&session->machine);
 
     int result = model_open(&session->model, job->model, session->compute_type, error);
+    if (!result) session->model->recomputes = session_recomputes(job);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
     if (!result) result = open_comm(session, error);

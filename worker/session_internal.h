@@ -120,6 +120,8 @@ uint64_t session_evaluation_sequences(const struct session *session);
 
 /* precision.compute */
 enum dtype session_compute_type(const Gacc__V1__JobSpec *job);
+/* recompute: block */
+bool session_recomputes(const Gacc__V1__JobSpec *job);
 
 /* --- session_memory.c ---------------------------------------------------------------------------------------- */
 

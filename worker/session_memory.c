@@ -56,6 +56,19 @@ static uint32_t micro_that_fits(const struct session *session, uint64_t room)
     return fits;
 }
 
+/* Whether recompute: block, which the job does not have, would leave room for its b. */
+static bool recomputing_fits(const struct session *session, uint64_t room)
+{
+    struct model *model = session->model;
+    if (model->recomputes) return false;
+    const size_t kept = activations_measure(model, session->job->batch->micro, true);
+    model->recomputes = true;
+    const size_t recomputed = activations_measure(model, session->job->batch->micro, true);
+    const bool fits = recomputed < kept && bytes_of_micro_batch(session, session->job->batch->micro) <= room;
+    model->recomputes = false;
+    return fits;
+}
+
 /* Adds to an error about the memory of a micro-batch what would help. */
 static int advise(const struct session *session, struct error *error)
 {
@@ -68,9 +81,10 @@ static int advise(const struct session *session, struct error *error)
     left = left > values ? left - values : 0;
     if (bytes_of_micro_batch(session, micro) <= left) return -(int)STATUS_INTERNAL; /* it is not for want of room */
     struct error what = *error;
-    uint32_t fits = micro_that_fits(session, left);
-    if (fits == 0) return error_set(error, STATUS_INTERNAL, "%s; not even batch.micro: 1 fits", what.text);
-    return error_set(error, STATUS_INTERNAL, "%s; batch.micro: %u fits, %u does not", what.text, fits, micro);
+    const uint32_t fits = micro_that_fits(session, left);
+    const char *also = recomputing_fits(session, left) ? "; with recompute: block the job's does" : "";
+    if (fits == 0) return error_set(error, STATUS_INTERNAL, "%s; not even batch.micro: 1 fits%s", what.text, also);
+    return error_set(error, STATUS_INTERNAL, "%s; batch.micro: %u fits, %u does not%s", what.text, fits, micro, also);
 }
 
 int session_reserve(struct session *session, struct error *error)
@@ -122,6 +136,11 @@ enum dtype session_compute_type(const Gacc__V1__JobSpec *job)
     return types[job->precision->compute];
 }
 
+bool session_recomputes(const Gacc__V1__JobSpec *job)
+{
+    return job->recompute == GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK;
+}
+
 static uint64_t moments_of(const Gacc__V1__OptimizerSection *optimizer)
 {
     if (optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) return 2;
@@ -163,6 +182,7 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
     struct shard_map map;
     int result = model_open(&model, job->model, session_compute_type(job), error);
     if (result) return result;
+    model->recomputes = session_recomputes(job);
     shard_map_init(&map, model->table.parameters, ranks, COMM_BUCKET_LIMIT);
     add_up(job, model, shard_map_owned(&map, 0), memory);
     model_close(model);

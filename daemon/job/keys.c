@@ -58,6 +58,8 @@ static const struct choice schedules[] = {
     {"constant", SCHEDULE(CONSTANT)}, {"linear", SCHEDULE(LINEAR)}, {"cosine", SCHEDULE(COSINE)},
     {"wsd", SCHEDULE(WSD)}, {0}};
 
+static const struct choice recompute_rules[] = {
+    {"none", GACC__V1__RECOMPUTE__RECOMPUTE_NONE}, {"block", GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK}, {0}};
 static const struct choice verify_rules[] = {
     {"off", GACC__V1__VERIFY__VERIFY_OFF}, {"required", GACC__V1__VERIFY__VERIFY_REQUIRED}, {0}};
 
@@ -293,6 +295,10 @@ const struct key keys[] = {
     {"checkpoint.async", KEY_BOOL, CHECKPOINT(async), .fallback = "true",
      .help = "Training goes on while a copy of the state is written; false: it waits."},
 
+    {"recompute", KEY_CHOICE, SPEC(recompute), .fallback = "none", .choices = recompute_rules, WHEN(IF_GPT),
+     .help = "block: of a transformer block only its input is kept for the backward pass, and its forward is run again there. "
+             "The same bits, in less memory and more time."},
+
     {"control", KEY_SECTION, NOWHERE, .help = "Where operators and workers find the coordinator."},
     {"control.listen", KEY_ENDPOINT, CONTROL(listen), .fallback = "unix:auto",
      .help = "unix:auto, unix:PATH or tcp://HOST:PORT."},
@@ -314,7 +320,6 @@ static const char not_yet[] = "not offered by this version";
 const struct absent absent_keys[] = {
     {"batch.ramp", NULL, not_yet},
     {"batch.ramp.", NULL, not_yet},
-    {"recompute", NULL, not_yet},
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
     {"control.tls", NULL, not_yet},

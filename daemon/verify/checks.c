@@ -41,6 +41,7 @@ static const struct {
     [CHECK_WINDOW_FROZEN] = {"window: parameters are frozen", CHECK_OTHER, check_frozen_window},
     [CHECK_WINDOW_COLLECTIVES] = {"window: collectives and bytes", CHECK_OTHER, check_collectives},
     [CHECK_WINDOW_MEMORY] = {"window: memory does not grow with K", CHECK_OTHER, check_memory},
+    [CHECK_RECOMPUTE] = {"recompute: changes no bit", CHECK_OTHER, check_recompute},
 };
 _Static_assert(CHECKS <= CHECKS_MAX, "every check has a place in a verification");
 

@@ -66,6 +66,7 @@ check_function check_schedule_counts;
 check_function check_frozen_window;
 check_function check_collectives;
 check_function check_memory;
+check_function check_recompute;
 
 /* --- check_tools.c: what a check says ------------------------------------------------------------------------ */
 

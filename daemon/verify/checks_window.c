@@ -84,3 +84,24 @@ int check_memory(struct suite *suite, struct check *check, struct error *error)
               variant_per_rank(suite, &many), many.micro);
     return 0;
 }
+
+/* The job's own type and dropout: what is recomputed is what was there. */
+int check_recompute(struct suite *suite, struct check *check, struct error *error)
+{
+    if (suite->job->recompute != GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK)
+        return check_skip(check, "the job keeps its activations");
+    struct variant variant = variant_split(suite, suite->job->precision->compute, suite_ranks(suite));
+    int result = variant.compute == FP16 ? yardstick_scale(suite, &variant.loss_scale, error) : 0;
+    if (result || (variant.compute == FP16 && check_is_beyond_fp16(suite, variant.loss_scale, check))) return result;
+    struct variant kept = variant;
+    kept.keeps_activations = 1;
+    const struct trial *a = suite_applied(suite, &variant, 0, error);
+    const struct trial *b = a ? suite_applied(suite, &kept, 0, error) : NULL;
+    if (!b) return -(int)error->status;
+    uint64_t differ = 0;
+    for (uint64_t i = 0; i < a->parameters; i++) differ += a->gradient[i] != b->gradient[i];
+    check_judge(check, (double)differ, 0);
+    check_say(check, "gradients that differ; activations %.1f MiB, kept %.1f MiB",
+              (double)a->memory.activations / 0x1p20, (double)b->memory.activations / 0x1p20);
+    return 0;
+}

@@ -161,6 +161,7 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     job->schedule->minimum = 0;
     if (variant->dropout >= 0 && job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
         job->model->dropout = variant->dropout;
+    if (variant->keeps_activations) job->recompute = GACC__V1__RECOMPUTE__RECOMPUTE_NONE;
     set_optimizer(job->optimizer, variant);
     set_data(job->data, variant, &suite->probe);
     int result = set_precision(job->precision, variant, error);
@@ -173,7 +174,7 @@ static bool is_same(const struct variant *a, const struct variant *b)
 {
     return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
 }
-_Static_assert(sizeof(struct variant) == 8 * 8 + 12 * 4, "no padding in struct variant");
+_Static_assert(sizeof(struct variant) == 9 * 8 + 12 * 4, "no padding in struct variant");
 
 static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
 {

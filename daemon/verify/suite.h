@@ -31,6 +31,7 @@ struct variant {
     uint64_t train; /* the train set ends after so many sequences and is read in order; 0: as the job has it */
     uint64_t steps;
     uint64_t rounded;                                /* 0 or 1: gradients travel as bf16 */
+    uint64_t keeps_activations;                      /* 0 or 1: whatever the job says of recompute */
     uint32_t compute;                                /* Gacc__V1__Compute */
     uint32_t sequences, micro, ranks;                /* ranks: RANKS_OF_LAUNCHER or threads */
     uint32_t warmup, interval;                       /* interval 0: the scale does not grow */

@@ -246,6 +246,32 @@ static void evaluation_gives_the_training_loss_and_leaves_gradients_alone(void *
     trial_close(&trial);
 }
 
+static void recomputed_blocks_give_the_same_bits_in_less_memory(void **state)
+{
+    (void)state;
+    Gacc__V1__ModelSection spec = tiny();
+    spec.layers = 3;
+    spec.dropout = 0.5;
+    struct trial kept = open_tiny(&spec, 2), again = open_tiny(&spec, 2);
+    const size_t bytes = activations_bytes(again.activations);
+    again.model->recomputes = true;
+    activations_close(again.activations);
+    assert_int_equal(activations_open(&again.activations, again.model, again.kernels, 2, true, NULL), 0);
+    assert_int_equal(activations_measure(again.model, 2, true), activations_bytes(again.activations));
+    assert_true(activations_bytes(again.activations) < bytes * 3 / 4);
+    for (uint64_t pass = 0; pass < 2; pass++) { /* added up: a pass begins with what the one before left */
+        trial_read(&kept, 2 * pass, 2);
+        trial_read(&again, 2 * pass, 2);
+        trial_pass(&kept, 0.7, pass);
+        trial_pass(&again, 0.7, pass);
+        assert_true(kept.loss == again.loss);
+    }
+    for (size_t i = 0; i < trial_parameters(&kept); i++)
+        assert_true(trial_gradient(&kept, i) == trial_gradient(&again, i));
+    trial_close(&kept);
+    trial_close(&again);
+}
+
 static void padded_logits_change_no_bit(void **state)
 {
     (void)state;
@@ -351,6 +377,7 @@ int main(void)
         cmocka_unit_test(loss_is_ln_V_when_the_output_matrix_is_zero),
         cmocka_unit_test(tied_embedding_gets_the_sum_of_both_gradients),
         cmocka_unit_test(evaluation_gives_the_training_loss_and_leaves_gradients_alone),
+        cmocka_unit_test(recomputed_blocks_give_the_same_bits_in_less_memory),
         cmocka_unit_test(padded_logits_change_no_bit),
         cmocka_unit_test(table_is_that_of_the_transformers_library),
         cmocka_unit_test(without_bias_the_biases_are_only_exported),

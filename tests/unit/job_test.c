@@ -219,7 +219,7 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
         {"micro: 3", "micro: 3\n  lr: 1", "dir/job.yaml:15:3: batch.lr: unknown key; did you mean optimizer.lr?"},
         {"job:", "grad_acum: 8\njob:",
          "dir/job.yaml:1:1: grad_acum: unknown key; there are job, model, data, batch, precision, optimizer, schedule, "
-         "evaluation, checkpoint, control, verify"},
+         "evaluation, checkpoint, recompute, control, verify"},
         {"job:", "job.steps: 3\njob:",
          "dir/job.yaml:1:1: job.steps: unknown key; sections are nested, not written with dots"},
         {"gpt", "gtp", "dir/job.yaml:4:9: model.type: gtp is not one of gpt, mlp, linear, tape; did you mean gpt?"},
@@ -243,7 +243,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
     static const struct edit edits[] = {
         {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
         {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
-        {"job:", "recompute: block\njob:", "dir/job.yaml:1:1: recompute: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
         {"job:", "control: {tls: {key: x}}\njob:", "dir/job.yaml:1:11: control.tls: not offered by this version"},
         {"micro: 3", "micro: 3\n  ramp: {from: 1}", "dir/job.yaml:15:3: batch.ramp: not offered by this version"},

@@ -318,6 +318,7 @@ static void block_backward(const struct stage *stage, struct pass *pass, compute
 
 static const struct stage_class block_class = {
     .name = "block",
+    .recomputable = true,
     .out_bytes = hidden_bytes,
     .saved_bytes = block_saved_bytes,
     .scratch_bytes = block_scratch_bytes,
