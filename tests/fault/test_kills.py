@@ -66,7 +66,7 @@ class Kills(faults.Faults):
 
     def end_of(self, running):
         """When a rank dies while it connects, Open MPI 4.1's mpirun can wait for itself for ever; then nobody else is left."""
-        harness.until_empty(lambda: [each for each in self.processes() if each != running.process.pid], 20)
+        harness.until_empty(lambda: [each for each in self.processes() if each != running.process.pid], 60)
         try:
             running.process.wait(5)
         except harness.subprocess.TimeoutExpired:
