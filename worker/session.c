@@ -2,6 +2,7 @@
  * A session: what one rank holds for a job, and the conversation that drives its steps.
  *
  *     Hello → Welcome(plan 1); Report(0) → Decision(0): window 1, plan 2; then step by step (step.c)
+ *     Decision(s): hold; Report(s) → Decision(s): window s+1, plan s+2                    a pause, as at the start
  *
  * Plans run one step ahead of their windows, because a plan's weights are what the window's W is made of. Start and
  * every later step share this path.
@@ -273,9 +274,10 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     return session->control->hello(session->control, &message, welcome, error);
 }
 
-/* The weights of the first plan, and whether the state could be restored; the answer opens the first window. */
-static int report_first_plan(struct session *session, const Gacc__V1__Plan *plan, Gacc__V1__Decision **decision,
-                             struct error *error)
+/* Between two steps: the weights of the plan that comes next, and of the first one whether the state could be restored.
+ * The answer opens its window, unless the job is paused. */
+static int report_plan(struct session *session, const Gacc__V1__Plan *plan, Gacc__V1__Decision **decision,
+                       struct error *error)
 {
     Gacc__V1__Report message = GACC__V1__REPORT__INIT;
     Gacc__V1__Failure failed = GACC__V1__FAILURE__INIT;
@@ -297,15 +299,41 @@ static void free_decision(Gacc__V1__Decision *decision)
     if (decision) gacc__v1__decision__free_unpacked(decision, NULL);
 }
 
+/* The job is paused behind `current`, which may have the next step's plan anew: *plan, which lives in *former. */
+static int stand_by(struct session *session, const Gacc__V1__Plan **plan, Gacc__V1__Decision **former,
+                    Gacc__V1__Decision **current, struct error *error)
+{
+    Gacc__V1__Decision *answer = NULL;
+    int result = 0;
+    if (session->machine.state != GACC__V1__STATE__STATE_PAUSED)
+        result = session_enter(session, GACC__V1__STATE__STATE_PAUSED, error);
+    if (!result && (*current)->plan) {
+        *plan = (*current)->plan;
+        Gacc__V1__Decision *older = *former;
+        *former = *current;
+        *current = older;
+        result = window_check_plan(session, *plan, error);
+    }
+    if (!result) result = report_plan(session, *plan, &answer, error);
+    free_decision(*current);
+    *current = answer;
+    if (!result && answer->save) result = checkpoint_begin(session, answer->save, error);
+    return result;
+}
+
 /* Each decision carries the window of the next step and the plan of the one after it; the plan of the next step came
  * with the decision before, which therefore stays alive (`former`) while its plan is in use. */
 static int run_steps(struct session *session, const Gacc__V1__Plan *plan, Gacc__V1__Decision **former,
                      Gacc__V1__Decision **current, struct error *error)
 {
     int result = 0;
-    while (!result && (*current)->next) {
-        struct step step = {.plan = plan, .next_plan = (*current)->plan, .window = (*current)->next};
+    while (!result && ((*current)->next || (*current)->hold)) {
         if (!plan) return error_set(error, STATUS_INTERNAL, "the coordinator opens a window without a plan");
+        if (!(*current)->next) {
+            result = stand_by(session, &plan, former, current, error);
+            continue;
+        }
+        struct step step = {.plan = plan, .next_plan = (*current)->plan, .window = (*current)->next};
         if (step.next_plan) result = window_check_plan(session, step.next_plan, error);
         if (!result) result = step_run(session, &step, error);
         plan = step.next_plan;
@@ -326,7 +354,7 @@ int session_run(struct session *session, struct error *error)
         result = error_set(error, session->failure.status, "%s", session->failure.text);
     if (!result && welcome->plan) {
         result = window_check_plan(session, welcome->plan, error);
-        if (!result) result = report_first_plan(session, welcome->plan, &current, error);
+        if (!result) result = report_plan(session, welcome->plan, &current, error);
         if (!result) result = run_steps(session, welcome->plan, &former, &current, error);
     }
     session->stopped = !result && current && current->stop;

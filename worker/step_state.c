@@ -10,7 +10,7 @@ static const struct {
     const char *name;
     unsigned next;
 } states[] = {
-    [STATE(STARTING)] = {"Starting", BIT(ENTER_STEP) | BIT(FINISHED)},
+    [STATE(STARTING)] = {"Starting", BIT(ENTER_STEP) | BIT(PAUSED) | BIT(FINISHED)},
     [STATE(ENTER_STEP)] = {"EnterStep", BIT(MICRO_FORWARD) | BIT(MAYBE_OVERFLOW_SIGNAL)},
     [STATE(MICRO_FORWARD)] = {"MicroForward", BIT(MICRO_BACKWARD)},
     [STATE(MICRO_BACKWARD)] = {"MicroBackward", BIT(MICRO_FORWARD) | BIT(MAYBE_OVERFLOW_SIGNAL)},
@@ -20,9 +20,10 @@ static const struct {
     [STATE(CLIP)] = {"Clip", BIT(STEP_OR_SKIP) | BIT(FINISHED)}, /* finished: the verdict was FAIL */
     [STATE(STEP_OR_SKIP)] = {"StepOrSkip", BIT(UPDATE_SCALE)},
     [STATE(UPDATE_SCALE)] = {"UpdateScale", BIT(EXIT_STEP)},
-    [STATE(EXIT_STEP)] = {"ExitStep", BIT(ENTER_STEP) | BIT(EVALUATE) | BIT(FINISHED)},
-    [STATE(EVALUATE)] = {"Evaluate", BIT(ENTER_STEP) | BIT(FINISHED)},
+    [STATE(EXIT_STEP)] = {"ExitStep", BIT(ENTER_STEP) | BIT(EVALUATE) | BIT(PAUSED) | BIT(FINISHED)},
+    [STATE(EVALUATE)] = {"Evaluate", BIT(ENTER_STEP) | BIT(PAUSED) | BIT(FINISHED)},
     [STATE(FINISHED)] = {"Finished", 0},
+    [STATE(PAUSED)] = {"Paused", BIT(ENTER_STEP) | BIT(FINISHED)},
 };
 
 const char *step_state_name(Gacc__V1__State state)

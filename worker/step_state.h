@@ -23,7 +23,7 @@ const char *step_state_name(Gacc__V1__State state);
 /* In STARTING. */
 void step_state_init(struct step_state *machine);
 
-/* STARTING, EXIT_STEP or EVALUATE → ENTER_STEP. */
+/* STARTING, EXIT_STEP, EVALUATE or PAUSED → ENTER_STEP. */
 int step_state_begin(struct step_state *machine, uint64_t step, uint32_t micro_batches, struct error *error);
 /* Refuses a transition that is not allowed, with 70 and a text that names both states. */
 int step_state_enter(struct step_state *machine, Gacc__V1__State next, struct error *error);

@@ -227,7 +227,7 @@ static int check_report(struct conductor *c, uint32_t rank, const Gacc__V1__Repo
 {
     struct rank *from = &c->rank[rank];
     uint32_t first, most = 0;
-    if (c->step > c->start) {
+    if (c->step > c->start && !c->requests.held) {
         plan_share(&c->current, c->ranks, rank, &first, &most);
         if (impossible(report->weight, report->micro_batches, most))
             return protocol_error(c, rank, error,

@@ -7,6 +7,7 @@
  *     hello ×N → welcome
  *     report(0) ×N → decide
  *     report(t) ×N → decide, step_done(t) ×N → records    for every step t
+ *     report(t) ×N → decide                               again, when that is due, where the job is paused behind t
  *     finished ×N → farewell ×N
  *
  * A decision may ask for a checkpoint. What belongs into it beside the ranks' parts is conductor_progress; whether it
@@ -89,6 +90,12 @@ const Gacc__V1__Welcome *conductor_welcome(struct conductor *conductor, double n
 const Gacc__V1__Decision *conductor_decide(struct conductor *conductor, double now);
 /* Counters as the last decision left them. */
 const struct step_counters *conductor_boundary(const struct conductor *conductor);
+/* Whether a decision is due: all reports are in, and the job is not paused or something is to be done there. To be
+ * looked at after a report, and after everything that was asked for. */
+bool conductor_is_due(const struct conductor *conductor);
+bool conductor_is_paused(const struct conductor *conductor);
+/* A pause was asked for, and is still to come. */
+bool conductor_will_pause(const struct conductor *conductor);
 /* Whether the decision that is due must wait for a checkpoint that is under way. */
 bool conductor_awaits_checkpoint(const struct conductor *conductor);
 /* As of the last decision that asked for a checkpoint, which is called `name`. */

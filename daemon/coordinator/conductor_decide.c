@@ -275,28 +275,31 @@ static Gacc__V1__Failure *failure_message(struct conductor *c)
     return &c->failure_message;
 }
 
-/* What becomes here of all that was asked for. The first boundary of a start and that of a failure save nothing. */
-static struct boundary open_boundary(struct conductor *c, const struct verdict *verdict)
+/* What becomes here of all that was asked for. A failure is the end; the first boundary of a start has nothing to save.
+ */
+static struct boundary open_boundary(struct conductor *c, bool applied)
 {
-    const bool applied = verdict->kind == VERDICT_IS_APPLY;
-    if (c->step == c->start || c->failed) return (struct boundary){.more = goes_on(c)};
-    return requests_boundary(&c->requests, &c->saving, applied, c->counters.optimizer_steps, goes_on(c));
+    if (c->failed) return (struct boundary){0};
+    struct saving *saving = c->step > c->start ? &c->saving : NULL;
+    return requests_boundary(&c->requests, saving, applied, c->counters.optimizer_steps, goes_on(c));
 }
 
 const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
 {
     if (c->phase != PHASE_DECISION) return NULL;
-    const bool has_stepped = c->step > c->start;
+    const bool has_stepped = c->step > c->start && !c->requests.held;
+    const bool was_saved = conductor_is_saved(c);
     struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};
     if (c->first_failure.status)
         conductor_set_failure(c, &c->first_failure);
     else
         compare_parameters(c);
     if (has_stepped) judge(c, now, &verdict);
+    if (has_stepped) c->applied = verdict.kind == VERDICT_IS_APPLY;
     c->decided_at = now;
 
     Gacc__V1__Decision *decision = &c->decision;
-    const struct boundary boundary = open_boundary(c, &verdict);
+    const struct boundary boundary = open_boundary(c, has_stepped && c->applied);
     decision->step = c->step;
     decision->verdict = has_stepped || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
     decision->clip_coefficient = verdict.kind == VERDICT_IS_APPLY ? verdict.clip_coefficient : 0;
@@ -304,12 +307,13 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     decision->evaluate = has_stepped && evaluates(c, &verdict, !boundary.more);
     if (decision->evaluate) c->evaluated_at = c->counters.optimizer_steps;
     c->attempt.evaluates = decision->evaluate;
-    decision->save = conductor_open_save(c, &boundary, verdict.kind == VERDICT_IS_APPLY);
-    const bool more = boundary.more && !decision->stop;
+    decision->save = conductor_open_save(c, &boundary, was_saved);
+    decision->hold = boundary.hold;
+    const bool more = boundary.more && !decision->stop && !boundary.hold;
     decision->next = more ? open_window(c) : NULL;
     decision->plan = more && c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     await_reports(c);
-    if (!more) c->phase = PHASE_FINISHING;
+    if (!more && !boundary.hold) c->phase = PHASE_FINISHING;
     return decision;
 }
 

@@ -68,6 +68,7 @@ struct conductor {
     struct rank_report *reports; /* [ranks] */
 
     enum phase phase;
+    bool applied;     /* so was the last attempt */
     uint32_t awaited; /* messages of this phase */
     bool failed;
     struct error failure;
@@ -94,6 +95,7 @@ struct conductor {
     struct saving saving;
     struct requests requests;
     bool is_saving;           /* a checkpoint is under way */
+    uint64_t saved_step;      /* behind which the last complete checkpoint of this start was made; 0: none */
     char asked_by[128];       /* "rank 1: interrupted by SIGTERM": who asked to stop */
     bool stopped;             /* the decision that stops the job is out … */
     bool stop_saved;          /* … and its checkpoint is complete */
@@ -144,8 +146,11 @@ void conductor_set_failure(struct conductor *conductor, const struct error *erro
 /* The job ends here and now: no answer in turn is possible any more. The negated status of its failure, with the text
  * in *error (may be NULL). */
 int conductor_break(struct conductor *conductor, const struct error *why, struct error *error);
-/* The checkpoint of the boundary that is decided; NULL: none. `applied`: so was the attempt before it. */
-Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary, bool applied);
+/* Where the job is paused: its state is in a complete checkpoint already. */
+bool conductor_is_saved(const struct conductor *conductor);
+/* The checkpoint of the boundary that is decided; NULL: none. `was_saved`: as conductor_is_saved said before; one is
+ * enough then. */
+Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary, bool was_saved);
 /* Ends the text of a failure by numerics with the culprit, if one is known. */
 void conductor_name_culprit(struct conductor *conductor);
 /* For GetStatus. */

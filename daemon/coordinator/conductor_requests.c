@@ -42,6 +42,7 @@ static struct moment moment_of(const struct conductor *c)
         .has_stopped = c->stopped,
         .has_finished = ends && c->requests.finishing,
         .is_saving = c->is_saving,
+        .is_saved = conductor_is_saved(c),
     };
 }
 
@@ -93,12 +94,21 @@ static void keep_progress(struct conductor *c)
     };
 }
 
-Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *boundary, bool applied)
+bool conductor_is_saved(const struct conductor *c)
+{
+    return c->requests.held && !c->is_saving && c->step > c->start && c->saved_step == c->counters.step;
+}
+
+Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *boundary, bool was_saved)
 {
     c->decision.stop = false;
     if (!boundary->save) return NULL;
+    if (was_saved) {
+        c->decision.stop = c->stopped = c->stop_saved = boundary->stop;
+        return NULL;
+    }
     struct error too_long;
-    store_name(c->save_name, c->counters.optimizer_steps, c->counters.step, applied);
+    store_name(c->save_name, c->counters.optimizer_steps, c->counters.step, c->applied);
     if (store_path(c->save_directory, c->job->job->output, c->save_name, &too_long)) {
         conductor_set_failure(c, &too_long);
         return NULL;
@@ -112,8 +122,25 @@ Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *
     return &c->save;
 }
 
+bool conductor_is_due(const struct conductor *c)
+{
+    if (c->phase != PHASE_DECISION) return false;
+    return c->failed || c->first_failure.status || requests_are_due(&c->requests, &c->saving, c->step > c->start);
+}
+
+bool conductor_is_paused(const struct conductor *c)
+{
+    return c->requests.held;
+}
+
+bool conductor_will_pause(const struct conductor *c)
+{
+    return c->requests.pausing;
+}
+
 bool conductor_awaits_checkpoint(const struct conductor *c)
 {
+    if (c->requests.held) return c->saving.asked || c->saving.stopping;
     return c->rules.save_waits || saving_may_be_due(&c->saving, c->counters.optimizer_steps);
 }
 
@@ -131,6 +158,7 @@ bool conductor_is_stopping(const struct conductor *c)
 void conductor_saved(struct conductor *c, const struct error *why)
 {
     c->is_saving = false;
+    if (!why) c->saved_step = c->progress.counters.step;
     c->stop_saved = c->stopped && !why;
     const bool fatal = saving_ended(&c->saving, !why) || c->stopped;
     if (!why || !fatal) return;

@@ -32,10 +32,11 @@ static void fill_last(struct conductor *c, Gacc__V1__Status *status)
 
 static void fill_requests(struct conductor *c, Gacc__V1__Status *status)
 {
-    static char checkpoint[] = "checkpoint", stop[] = "stop", finish[] = "stop --finish";
+    static char pause[] = "pause", checkpoint[] = "checkpoint", stop[] = "stop", finish[] = "stop --finish";
     status->n_requests = 0;
     status->requests = c->request_list;
     if (c->phase >= PHASE_FINISHING) return;
+    if (c->requests.pausing) c->request_list[status->n_requests++] = pause;
     if (c->saving.asked) c->request_list[status->n_requests++] = checkpoint;
     if (c->saving.stopping) c->request_list[status->n_requests++] = stop;
     if (c->requests.finishing) c->request_list[status->n_requests++] = finish;
@@ -43,12 +44,13 @@ static void fill_requests(struct conductor *c, Gacc__V1__Status *status)
 
 static char *phase_name(const struct conductor *c)
 {
-    static char starting[] = "starting", training[] = "training", stopping[] = "stopping", finishing[] = "finishing",
-                failing[] = "failing";
+    static char starting[] = "starting", training[] = "training", stopping[] = "stopping", paused[] = "paused",
+                finishing[] = "finishing", failing[] = "failing";
     if (c->failed) return failing;
     if (c->stopped) return stopping;
     if (c->phase >= PHASE_FINISHING || c->requests.finishing) return finishing;
     if (c->saving.stopping) return stopping;
+    if (c->requests.held) return paused;
     return c->phase >= PHASE_REPORTS && c->step > c->start ? training : starting;
 }
 

@@ -145,6 +145,8 @@ static void on_signal(uv_signal_t *handle, int number)
     struct error error;
     if (conductor_interrupted(coordinator->conductor, "the coordinator", &interrupted, &error) < 0)
         coordinator_conclude(coordinator);
+    else
+        workers_decide(coordinator);
 }
 
 void coordinator_conclude_in_order(struct coordinator *coordinator)

@@ -99,7 +99,7 @@ extern const struct rpc_method coordinator_methods[];
 /* worker_service.c: gacc.v1.Workers */
 void join_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void join_gone(struct rpc_call *call, void *context);
-/* All reports are in: the decision, unless it has to wait for a checkpoint. */
+/* The decision, where one is due and need not wait for a checkpoint: after a report, and whatever was asked for. */
 void workers_decide(struct coordinator *coordinator);
 void workers_say_farewell(struct coordinator *coordinator);
 /* Ranks that have been silent for too long, or never came. */
@@ -109,6 +109,8 @@ void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *wh
 bool workers_all_gone(const struct coordinator *coordinator);
 
 /* operations.c: gacc.v1.Control, as far as it changes something */
+void pause_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void resume_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void checkpoint_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void stop_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void operation_gone(struct rpc_call *call, void *context);

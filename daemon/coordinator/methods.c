@@ -67,6 +67,8 @@ const struct rpc_method coordinator_methods[] = {
     CONVERSE("/gacc.v1.Workers/Join", ROLE_WORKER, join_message, NULL, join_gone),
     ANSWER("/gacc.v1.Control/GetStatus", ROLE_READ, get_status_message, NULL),
     ANSWER("/gacc.v1.Control/WatchSteps", ROLE_READ, watch_steps_message, watch_steps_gone),
+    ANSWER("/gacc.v1.Control/Pause", ROLE_CONTROL, pause_message, operation_gone),
+    ANSWER("/gacc.v1.Control/Resume", ROLE_CONTROL, resume_message, operation_gone),
     ANSWER("/gacc.v1.Control/Checkpoint", ROLE_CONTROL, checkpoint_message, operation_gone),
     ANSWER("/gacc.v1.Control/Stop", ROLE_CONTROL, stop_message, operation_gone),
     {0},

@@ -23,9 +23,8 @@ struct operation {
 };
 
 static const char *const methods[] = {
-    [REQUEST_CHECKPOINT] = "Checkpoint",
-    [REQUEST_STOP] = "Stop",
-    [REQUEST_FINISH] = "Stop",
+    [REQUEST_CHECKPOINT] = "Checkpoint", [REQUEST_STOP] = "Stop",     [REQUEST_FINISH] = "Stop",
+    [REQUEST_PAUSE] = "Pause",           [REQUEST_RESUME] = "Resume",
 };
 
 /* ---- answering ---- */
@@ -102,10 +101,26 @@ static void settle(struct coordinator *coordinator,
 
 /* ---- what becomes of them ---- */
 
+static bool in_vain(struct coordinator *coordinator, struct operation *operation, const void *why)
+{
+    if (!operation->is_at_boundary) record(coordinator, operation, why);
+    refuse(operation->call, RPC_ABORTED, why);
+    return true;
+}
+
+static bool withdrawn(struct coordinator *coordinator, struct operation *operation, const void *why)
+{
+    return operation->request == REQUEST_PAUSE && !operation->is_at_boundary && in_vain(coordinator, operation, why);
+}
+
 static bool at_boundary(struct coordinator *coordinator, struct operation *operation, const void *fact)
 {
     const Gacc__V1__Decision *decision = fact;
+    const struct conductor *conductor = coordinator->conductor;
     if (operation->is_at_boundary || (operation->request == REQUEST_CHECKPOINT && !decision->save)) return false;
+    if (operation->request == REQUEST_PAUSE && conductor_will_pause(conductor)) return false;
+    if (operation->request == REQUEST_PAUSE && !conductor_is_paused(conductor))
+        return in_vain(coordinator, operation, "the job ends with the step that was under way");
     take_boundary(coordinator, operation);
     if (operation->wants_complete) return false;
     answer(operation);
@@ -136,13 +151,6 @@ static bool of_saved(struct coordinator *coordinator, struct operation *operatio
 void operations_saved(struct coordinator *coordinator, const char *name, const char *why)
 {
     settle(coordinator, of_saved, &(struct saved){name, why});
-}
-
-static bool in_vain(struct coordinator *coordinator, struct operation *operation, const void *why)
-{
-    if (!operation->is_at_boundary) record(coordinator, operation, why);
-    refuse(operation->call, RPC_ABORTED, why);
-    return true;
 }
 
 void operations_end(struct coordinator *coordinator)
@@ -190,6 +198,8 @@ static void begin(struct coordinator *coordinator, struct rpc_call *call, enum r
         refuse(call, RPC_FAILED_PRECONDITION, why.text);
         return;
     }
+    if (request == REQUEST_RESUME && !conductor_is_paused(coordinator->conductor))
+        settle(coordinator, withdrawn, "Resume came before the pause took effect");
     if (known != ANSWER_AT_BOUNDARY) take_boundary(coordinator, &operation);
     const bool waits = known == ANSWER_AT_BOUNDARY || (wants_complete && saver_is_busy(coordinator->saver));
     if (!waits)
@@ -197,6 +207,7 @@ static void begin(struct coordinator *coordinator, struct rpc_call *call, enum r
     else if (!await(coordinator, &operation))
         refuse(call, RPC_RESOURCE_EXHAUSTED, "no memory to wait for the next boundary, where it takes effect");
     if (known == ANSWER_END) coordinator_conclude(coordinator);
+    workers_decide(coordinator); /* in a paused job it is done at once */
 }
 
 void operation_gone(struct rpc_call *call, void *context)
@@ -204,6 +215,26 @@ void operation_gone(struct rpc_call *call, void *context)
     (void)context;
     struct operation *operation = rpc_call_user(call);
     if (operation) operation->call = NULL;
+}
+
+void pause_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    Gacc__V1__PauseRequest *request = gacc__v1__pause_request__unpack(NULL, length, bytes);
+    if (request)
+        begin(context, call, REQUEST_PAUSE, false);
+    else
+        refuse(call, RPC_INVALID_ARGUMENT, "not a PauseRequest");
+    if (request) gacc__v1__pause_request__free_unpacked(request, NULL);
+}
+
+void resume_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
+{
+    Gacc__V1__ResumeRequest *request = gacc__v1__resume_request__unpack(NULL, length, bytes);
+    if (request)
+        begin(context, call, REQUEST_RESUME, false);
+    else
+        refuse(call, RPC_INVALID_ARGUMENT, "not a ResumeRequest");
+    if (request) gacc__v1__resume_request__free_unpacked(request, NULL);
 }
 
 void checkpoint_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)

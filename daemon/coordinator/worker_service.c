@@ -55,9 +55,10 @@ static void send_decision(struct coordinator *coordinator)
 
 void workers_decide(struct coordinator *coordinator)
 {
+    if (coordinator->concluded || !conductor_is_due(coordinator->conductor)) return;
     coordinator->decision_waits =
         saver_is_busy(coordinator->saver) && conductor_awaits_checkpoint(coordinator->conductor);
-    if (!coordinator->decision_waits && !coordinator->concluded) send_decision(coordinator);
+    if (!coordinator->decision_waits) send_decision(coordinator);
 }
 
 static void send_farewell(struct coordinator *coordinator, uint32_t rank)
@@ -134,6 +135,7 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
     case GACC__V1__WORKER_MESSAGE__BODY_INTERRUPTED:
         snprintf(who, sizeof who, "rank %u", rank);
         taken = conductor_interrupted(conductor, who, message->interrupted, &error);
+        if (taken == 0) workers_decide(coordinator);
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_SAVED:
         if (saver_take(coordinator->saver, rank, message->saved, &error)) workers_lose(coordinator, rank, error.text);

@@ -1,7 +1,7 @@
 /*
  * What operators ask a running job for, and what becomes of it at the next boundary, pure. A boundary lies behind every
- * attempt, and before the first; whatever is asked for takes effect there, on all ranks alike. A job that is paused
- * stands at one.
+ * attempt, and before the first; whatever is asked for takes effect there, on all ranks alike. A job that is paused is
+ * held at one: for it the next boundary is the one where it stands.
  */
 #ifndef GACC_REQUESTS_H
 #define GACC_REQUESTS_H
@@ -15,10 +15,15 @@ enum request {
     REQUEST_CHECKPOINT,
     REQUEST_STOP,   /* with a checkpoint: the same command goes on */
     REQUEST_FINISH, /* the job counts as done */
+    REQUEST_PAUSE,
+    REQUEST_RESUME,
 };
 
 struct requests {
     bool finishing; /* the next boundary is the job's last */
+    bool pausing;   /* the next one is held … */
+    bool held;      /* … and is: the ranks stand between two steps … */
+    bool resuming;  /* … and are to go on */
 };
 
 /* Where the job is when somebody asks. */
@@ -27,6 +32,7 @@ struct moment {
     bool ends;                      /* the last decision is out, or the job has failed */
     bool has_stopped, has_finished; /* because it was asked to */
     bool is_saving;                 /* a checkpoint is under way */
+    bool is_saved;                  /* where the job is held: a checkpoint of this state is complete */
 };
 
 enum answer {
@@ -43,11 +49,15 @@ enum answer requests_take(struct requests *requests, struct saving *saving, enum
 
 struct boundary {
     bool save, stop;
-    bool more; /* the job goes on behind it, now or, after a stop, later */
+    bool hold; /* nothing opens behind it yet */
+    bool more; /* the job goes on behind it, now or, after a stop or a pause, later */
 };
 
-/* Behind an attempt in order (no FAIL), `optimizer_steps` counting it; `more`: the job is not done with it. */
-struct boundary requests_boundary(const struct requests *requests, struct saving *saving, bool applied,
+/* Behind an attempt in order (no FAIL), `optimizer_steps` counting it, or once more where the job is held (`applied` is
+ * false then); `more`: the job is not done. `saving` NULL: there is nothing to save yet. */
+struct boundary requests_boundary(struct requests *requests, struct saving *saving, bool applied,
                                   uint64_t optimizer_steps, bool more);
+/* Whether a job that is held has something to do there; true for one that is not. */
+bool requests_are_due(const struct requests *requests, const struct saving *saving, bool has_begun);
 
 #endif

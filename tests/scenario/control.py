@@ -59,6 +59,12 @@ class Steered(checkpoints.Checkpoints):
     def stop(self, stub, finish=False):
         return stub.Stop(control_pb2.StopRequest(finish=finish), timeout=60)
 
+    def pause(self, stub):
+        return stub.Pause(control_pb2.PauseRequest(), timeout=60)
+
+    def resume(self, stub):
+        return stub.Resume(control_pb2.ResumeRequest(), timeout=60)
+
     def refused(self, code, call):
         """The words of the refusal."""
         with self.assertRaises(grpc.RpcError) as caught:

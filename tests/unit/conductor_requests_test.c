@@ -111,6 +111,168 @@ static void a_stop_before_the_first_step_is_the_end(void **unused)
     conductor_close(w.conductor);
 }
 
+/* The reports of ranks that stand: no decision is due yet. */
+static void stand(struct world *w)
+{
+    struct error error = {0};
+    assert_true(w->held);
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        Gacc__V1__Report report = report_of(w, r);
+        assert_false(conductor_is_due(w->conductor));
+        take(conductor_report(w->conductor, r, &report, w->now, &error), r + 1 == w->ranks, &error);
+    }
+}
+
+static void a_paused_job_goes_on_as_if_it_had_not_been(void **unused)
+{
+    (void)unused;
+    struct world w, other;
+    make(&w, 3, GACC__V1__COMPUTE__COMPUTE_FP16);
+    make(&other, 3, GACC__V1__COMPUTE__COMPUTE_FP16);
+    w.schedule.warmup = other.schedule.warmup = 4;
+    open_conductor(&w);
+    start(&other);
+    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    begin(&w); /* before the first step, too */
+    while (!w.over) {
+        assert_true(w.held);
+        stand(&w);
+        assert_false(conductor_is_due(w.conductor));
+        check_status(&w, "paused", NULL);
+        ask(&w, REQUEST_PAUSE, ANSWER_NOW, NULL);
+        w.now += 1000;
+        ask(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
+        assert_true(conductor_is_due(w.conductor));
+        decide(&w);
+        assert_int_equal(w.verdict, GACC__V1__VERDICT__VERDICT_UNSPECIFIED);
+        assert_memory_equal(&w.plan, &other.plan, sizeof w.plan);
+        assert_memory_equal(&w.window, &other.window, sizeof w.window);
+        ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+        const struct step_record *one = step(&w, NULL), *same = step(&other, NULL);
+        assert_memory_equal(&one->counters, &same->counters, sizeof one->counters);
+        assert_true(one->loss == same->loss && one->lr == same->lr && one->loss_scale_next == same->loss_scale_next);
+        assert_true(one->seconds.since_last_step == 0.5); /* and not a thousand */
+    }
+    finish(&w, 0);
+    finish(&other, 0);
+}
+
+static void a_pause_that_was_asked_for_can_be_taken_back(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    ask(&w, REQUEST_RESUME, ANSWER_REFUSED, "the job is not paused");
+    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    ask(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    assert_false(w.held);
+    conductor_close(w.conductor);
+}
+
+static void a_paused_job_saves_once_and_stops(void **unused)
+{
+    (void)unused;
+    struct world w;
+    const char *name;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* as soon as the ranks stand */
+    stand(&w);
+    assert_true(conductor_is_due(w.conductor));
+    decide(&w);
+    assert_string_equal(w.saves, "step-00000001");
+    assert_true(w.held);
+    check_boundary(&w, 1, 1);
+    stand(&w);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* under way … */
+    assert_false(conductor_is_due(w.conductor));
+    conductor_saved(w.conductor, NULL);
+    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* … and complete */
+    conductor_progress(w.conductor, &name);
+    assert_string_equal(name, "step-00000001");
+    assert_false(conductor_is_due(w.conductor));
+    Gacc__V1__Interrupted usr1 = GACC__V1__INTERRUPTED__INIT;
+    struct error error = {0};
+    usr1.signal = (char *)"SIGUSR1";
+    take(conductor_interrupted(w.conductor, "rank 1", &usr1, &error), 0, &error);
+    assert_true(conductor_is_due(w.conductor));
+    decide(&w);
+    assert_string_equal(w.saves, ""); /* the state is on disk already */
+    stand(&w);
+    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    ask(&w, REQUEST_PAUSE, ANSWER_REFUSED, "asked to stop");
+    decide(&w);
+    assert_true(w.over && w.stops);
+    assert_string_equal(w.saves, "");
+    conductor_settle(w.conductor);
+    finish(&w, STATUS_AGAIN);
+}
+
+static void a_signal_stops_a_paused_job_behind_a_checkpoint(void **unused)
+{
+    (void)unused;
+    struct world w;
+    struct error error = {0};
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    stand(&w);
+    Gacc__V1__Interrupted term = GACC__V1__INTERRUPTED__INIT;
+    term.signal = (char *)"SIGTERM";
+    term.times = 1;
+    take(conductor_interrupted(w.conductor, "rank 1", &term, &error), 0, &error);
+    assert_true(conductor_is_due(w.conductor));
+    decide(&w);
+    assert_true(w.over && w.stops);
+    assert_string_equal(w.saves, "step-00000001");
+    conductor_saved(w.conductor, NULL);
+    conductor_settle(w.conductor);
+    finish(&w, STATUS_AGAIN);
+}
+
+static void a_paused_job_finishes_and_fails_in_order(void **unused)
+{
+    (void)unused;
+    for (int fails = 0; fails < 2; fails++) {
+        struct world w;
+        struct error why;
+        make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+        start(&w);
+        ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+        step(&w, NULL);
+        stand(&w);
+        error_set(&why, STATUS_IO, "log.jsonl: disk full");
+        if (fails)
+            conductor_fail(w.conductor, &why);
+        else
+            ask(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
+        assert_true(conductor_is_due(w.conductor));
+        decide(&w);
+        assert_true(w.over && !w.stops);
+        finish(&w, fails ? STATUS_IO : 0);
+    }
+}
+
+/* The last step's pause has nothing to hold. */
+static void a_job_that_is_done_does_not_pause(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.section.steps = 1;
+    start(&w);
+    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    assert_false(w.held);
+    assert_false(conductor_will_pause(w.conductor) || conductor_is_paused(w.conductor));
+    finish(&w, 0);
+}
+
 static void the_last_attempts_are_told(void **unused)
 {
     (void)unused;
@@ -158,6 +320,12 @@ int main(void)
         cmocka_unit_test(a_stop_ends_with_75_and_says_who),
         cmocka_unit_test(a_finish_ends_as_after_the_last_step),
         cmocka_unit_test(a_stop_before_the_first_step_is_the_end),
+        cmocka_unit_test(a_paused_job_goes_on_as_if_it_had_not_been),
+        cmocka_unit_test(a_pause_that_was_asked_for_can_be_taken_back),
+        cmocka_unit_test(a_paused_job_saves_once_and_stops),
+        cmocka_unit_test(a_signal_stops_a_paused_job_behind_a_checkpoint),
+        cmocka_unit_test(a_paused_job_finishes_and_fails_in_order),
+        cmocka_unit_test(a_job_that_is_done_does_not_pause),
         cmocka_unit_test(the_last_attempts_are_told),
         cmocka_unit_test(a_ranks_state_is_as_old_as_its_last_change),
     };

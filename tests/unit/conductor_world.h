@@ -51,7 +51,7 @@ struct world {
     bool over;
     Gacc__V1__Verdict verdict;
     double coefficient;
-    bool evaluate, stops;
+    bool evaluate, stops, held;
     char saves[64];   /* the name of the checkpoint that the last decision asked for; empty: none */
     uint64_t resumed; /* step that the world goes on from */
     struct record records[8];
@@ -127,11 +127,8 @@ static inline Gacc__V1__Hello hello_of(struct world *w, uint32_t rank)
     return hello;
 }
 
-static inline void take_plan(struct world *w, const Gacc__V1__Plan *plan)
+static inline void take_next_plan(struct world *w, const Gacc__V1__Plan *plan)
 {
-    w->plan = w->next_plan;
-    w->next_plan.step = 0;
-    if (!plan) return;
     w->next_plan.step = plan->step;
     w->next_plan.epoch = plan->epoch;
     w->next_plan.first = plan->first;
@@ -145,6 +142,13 @@ static inline void take_plan(struct world *w, const Gacc__V1__Plan *plan)
         next += plan->shares[r];
     }
     assert_int_equal(next, (plan->count + plan->micro - 1) / plan->micro);
+}
+
+static inline void take_plan(struct world *w, const Gacc__V1__Plan *plan)
+{
+    w->plan = w->next_plan;
+    w->next_plan.step = 0;
+    if (plan) take_next_plan(w, plan);
 }
 
 static inline void weigh(struct world *w, uint32_t rank, bool next, double *weight, uint32_t *micro_batches)
@@ -167,9 +171,10 @@ static inline Gacc__V1__Report report_of(struct world *w, uint32_t rank)
 {
     Gacc__V1__Report report = GACC__V1__REPORT__INIT;
     report.step = w->plan.step ? w->plan.step : w->resumed;
+    weigh(w, rank, true, &report.next_weight, &report.next_micro_batches);
+    if (w->held) return report;
     report.finite = true;
     weigh(w, rank, false, &report.weight, &report.micro_batches);
-    weigh(w, rank, true, &report.next_weight, &report.next_micro_batches);
     report.loss_sum = 2 * report.weight;
     report.sum_squares = 25.0 / w->ranks;
     report.sum_squares_scaled = report.sum_squares * w->window.scale * w->window.scale;
@@ -188,13 +193,19 @@ static inline void decide(struct world *w)
     w->verdict = decision->verdict;
     w->coefficient = decision->clip_coefficient;
     w->evaluate = decision->evaluate;
-    w->over = !decision->next;
+    w->held = decision->hold;
+    w->over = !decision->next && !decision->hold;
     w->stops = decision->stop;
     snprintf(w->saves, sizeof w->saves, "%s", decision->save ? strrchr(decision->save->directory, '/') + 1 : "");
     assert_int_equal(decision->verdict == GACC__V1__VERDICT__VERDICT_FAIL, decision->failure != NULL);
     if (decision->failure) assert_true(w->over);
     if (w->over) {
         assert_null(decision->plan);
+        return;
+    }
+    if (w->held) {
+        assert_null(decision->next);
+        if (decision->plan) take_next_plan(w, decision->plan);
         return;
     }
     w->window.step = decision->next->step;

@@ -73,7 +73,7 @@ static void a_job_that_ends_takes_nothing_but_what_it_ends_by(void **unused)
     const struct moment ends = {.has_begun = true, .ends = true};
     const struct moment stopped = {.has_begun = true, .ends = true, .has_stopped = true};
     const struct moment finished = {.has_begun = true, .ends = true, .has_finished = true};
-    for (enum request request = REQUEST_CHECKPOINT; request <= REQUEST_FINISH; request++) {
+    for (enum request request = REQUEST_CHECKPOINT; request <= REQUEST_RESUME; request++) {
         assert_int_equal(take(&requests, &saving, request, &ends), ANSWER_REFUSED);
         assert_int_equal(take(&requests, &saving, request, &stopped),
                          request == REQUEST_STOP ? ANSWER_NOW : ANSWER_REFUSED);
@@ -83,12 +83,45 @@ static void a_job_that_ends_takes_nothing_but_what_it_ends_by(void **unused)
     assert_false(saving.asked || saving.stopping || requests.finishing);
 }
 
+static void a_pause_holds_until_a_resume(void **unused)
+{
+    (void)unused;
+    struct requests requests = {0};
+    struct saving saving = {.every = 3};
+    assert_int_equal(take(&requests, &saving, REQUEST_RESUME, &training), ANSWER_REFUSED);
+    assert_int_equal(take(&requests, &saving, REQUEST_PAUSE, &training), ANSWER_AT_BOUNDARY);
+    struct boundary boundary = requests_boundary(&requests, &saving, true, 3, true);
+    assert_true(boundary.hold && boundary.more && boundary.save); /* one that is due is made */
+    assert_false(requests_are_due(&requests, &saving, true));
+    assert_int_equal(take(&requests, &saving, REQUEST_PAUSE, &training), ANSWER_NOW);
+    assert_int_equal(take(&requests, &saving, REQUEST_RESUME, &training), ANSWER_AT_BOUNDARY);
+    assert_int_equal(take(&requests, &saving, REQUEST_PAUSE, &training), ANSWER_AT_BOUNDARY); /* the next one */
+    assert_true(requests_are_due(&requests, &saving, true));
+    boundary = requests_boundary(&requests, &saving, false, 3, true);
+    assert_true(!boundary.hold && boundary.more && !boundary.save);
+    assert_true(requests_boundary(&requests, &saving, true, 4, true).hold);
+}
+
+static void a_paused_job_has_nothing_to_save_before_its_first_step(void **unused)
+{
+    (void)unused;
+    struct requests requests = {.pausing = true};
+    struct saving saving = {.asked = true}; /* by a signal: the first step's */
+    assert_true(requests_boundary(&requests, NULL, false, 0, true).hold);
+    assert_false(requests_are_due(&requests, &saving, false));
+    assert_int_equal(take(&requests, &saving, REQUEST_CHECKPOINT, &starting), ANSWER_REFUSED);
+    assert_int_equal(take(&requests, &saving, REQUEST_STOP, &starting), ANSWER_END);
+    assert_int_equal(take(&requests, &saving, REQUEST_RESUME, &starting), ANSWER_AT_BOUNDARY);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checkpoint_is_the_next_boundarys_or_the_one_under_way),
         cmocka_unit_test(a_stop_saves_and_a_finish_ends),
         cmocka_unit_test(before_the_first_step_a_stop_is_the_end),
+        cmocka_unit_test(a_pause_holds_until_a_resume),
+        cmocka_unit_test(a_paused_job_has_nothing_to_save_before_its_first_step),
         cmocka_unit_test(a_job_that_ends_takes_nothing_but_what_it_ends_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

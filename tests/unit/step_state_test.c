@@ -12,7 +12,7 @@
 #include "worker/step_state.h"
 
 #define STATE(name) GACC__V1__STATE__STATE_##name
-#define STATES (STATE(FINISHED) + 1)
+#define STATES (STATE(PAUSED) + 1)
 
 static void enter(struct step_state *machine, Gacc__V1__State state)
 {
@@ -158,6 +158,11 @@ static void only_the_listed_transitions_exist(void **state)
     static const Gacc__V1__State allowed[][2] = {
         {STATE(STARTING), STATE(ENTER_STEP)},
         {STATE(STARTING), STATE(FINISHED)},
+        {STATE(STARTING), STATE(PAUSED)},
+        {STATE(EXIT_STEP), STATE(PAUSED)},
+        {STATE(EVALUATE), STATE(PAUSED)},
+        {STATE(PAUSED), STATE(ENTER_STEP)},
+        {STATE(PAUSED), STATE(FINISHED)},
         {STATE(ENTER_STEP), STATE(MICRO_FORWARD)},
         {STATE(ENTER_STEP), STATE(MAYBE_OVERFLOW_SIGNAL)},
         {STATE(MICRO_FORWARD), STATE(MICRO_BACKWARD)},
