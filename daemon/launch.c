@@ -464,6 +464,15 @@ static void on_lost(void *context, const struct error *error)
     comm_abort(launch->comm, STATUS_INTERNAL);
 }
 
+/* It cannot say so itself. */
+static void on_silent(void *context, double seconds)
+{
+    const struct launch *launch = context;
+    if (launch->place.rank != 0) return;
+    fprintf(stderr, "gaccd: rank 0: the coordinator has been silent for %.3g s; lost after %g s (control.timeout)\n",
+            seconds, launch->job->control->timeout_seconds);
+}
+
 /* ---- a rank's work ---- */
 
 /* While the coordinator's answer is awaited, another rank may still need bytes of the last collective from here. */
@@ -474,7 +483,7 @@ static void on_idle(void *context)
 
 static int open_control(struct launch *launch, struct control **control, struct error *error)
 {
-    const struct control_client_events events = {on_lost, on_farewell, on_idle, launch};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, launch, on_silent};
     return control_client_open(control, launch->addresses, launch->secret, launch->place.rank,
                                launch->job->control->timeout_seconds, &events, error);
 }

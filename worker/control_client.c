@@ -20,6 +20,7 @@
 #define STATE_INTERVAL_MS 50
 #define IDLE_INTERVAL_NS 1000000
 #define HEARTBEAT_MS 1000
+#define SILENCE_MS 2000 /* of the coordinator, before it is spoken of */
 #define READ_SIZE (64u << 10)
 #define OUTBOX_MAX RPC_MESSAGE_MAX
 
@@ -73,6 +74,7 @@ struct control_client {
     bool stopped;
     uint64_t state_sent, state_time_ms, ping_time_ms;
     uint64_t unanswered_since_ms; /* of the oldest ping without any input after it; 0: none */
+    bool told_of_silence;         /* … which has been so for SILENCE_MS */
     uint8_t buffer[READ_SIZE];
 };
 
@@ -276,6 +278,11 @@ static void send_ping(struct control_client *client, uint64_t now)
     if (client->unanswered_since_ms != 0 && now - client->unanswered_since_ms > client->timeout_ms) {
         lose(client, "it has not answered for %.3g s", (double)client->timeout_ms / 1000);
     }
+    if (client->unanswered_since_ms != 0 && now - client->unanswered_since_ms > SILENCE_MS &&
+        !client->told_of_silence) {
+        client->told_of_silence = true;
+        if (client->events.silent) client->events.silent(client->events.context, SILENCE_MS * 1e-3);
+    }
     if (now - client->ping_time_ms < client->heartbeat_ms) return;
     rpc_ping(client->connection);
     client->ping_time_ms = now;
@@ -330,6 +337,7 @@ static void receive(struct control_client *client)
         lose(client, "%s", error.text);
     }
     client->unanswered_since_ms = 0;
+    client->told_of_silence = false;
 }
 
 static void *control_thread(void *context)

@@ -27,6 +27,8 @@ struct control_client_events {
     /* Again and again, on the caller's thread, while it waits for an answer. May be NULL. */
     void (*idle)(void *context);
     void *context;
+    /* The coordinator has not answered for so many seconds, told once each time; on the control thread. May be NULL. */
+    void (*silent)(void *context, double seconds);
 };
 
 /* addresses: unix:PATH, or tcp://HOST:PORT and others with commas, of which the first that answers is taken.

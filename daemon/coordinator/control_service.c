@@ -46,6 +46,8 @@ void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
         status->pid = (uint32_t)getpid();
         status->started_unix_seconds = coordinator->started_unix_seconds;
         fill_checkpoint(coordinator, status);
+        for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++)
+            status->ranks[rank]->seconds_since_heard = workers_seconds_silent(coordinator, rank);
         int sent = control_send(call, &status->base);
         rpc_call_finish(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK,
                         sent ? "the answer does not fit the queue" : NULL);

@@ -96,8 +96,7 @@ static void note(struct coordinator *coordinator, enum note_kind kind, enum stat
 
 /* ---- checkpoints ---- */
 
-/* One line on rank 0's stderr, and in the log. */
-static void warn(struct coordinator *coordinator, const char *event, uint64_t step, const char *text)
+void coordinator_warn(struct coordinator *coordinator, const char *event, uint64_t step, const char *text)
 {
     const struct event_record record = {step, event, text};
     coordinator_append(coordinator, event_line(&record));
@@ -120,9 +119,9 @@ static void on_saved(void *context, const struct checkpoint_record *record, cons
         if (why) {
             error_set(&text, STATUS_IO, "checkpoint %s failed: %s (the newest complete one: %s)", record->name,
                       why->text, newest);
-            warn(coordinator, "checkpoint_failed", record->step, text.text);
+            coordinator_warn(coordinator, "checkpoint_failed", record->step, text.text);
         }
-        if (complaint[0]) warn(coordinator, "checkpoint_left", record->step, complaint);
+        if (complaint[0]) coordinator_warn(coordinator, "checkpoint_left", record->step, complaint);
         watchers_feed(coordinator);
     }
     operations_saved(coordinator, record->name, why ? why->text : NULL);
@@ -267,7 +266,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     if (!status) status = uv_idle_init(loop, &coordinator->catch_up);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
     coordinator->life.data = coordinator->tick.data = coordinator->catch_up.data = coordinator;
-    coordinator->started = uv_now(loop);
+    coordinator->started = coordinator->checked = uv_now(loop);
     uv_read_start((uv_stream_t *)&coordinator->life, give_small_buffer, on_life);
     uv_timer_start(&coordinator->tick, on_tick, 250, 250);
     status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
@@ -342,8 +341,10 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     const struct coordinator_options *options = coordinator->options;
     coordinator->started_unix_seconds = coordinator_unix_seconds();
     coordinator->workers = calloc(options->ranks, sizeof *coordinator->workers);
+    coordinator->silences = calloc(options->ranks, sizeof *coordinator->silences);
     coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
-    if (!coordinator->workers || !coordinator->line_buffer) return error_set(error, STATUS_INTERNAL, "out of memory");
+    if (!coordinator->workers || !coordinator->silences || !coordinator->line_buffer)
+        return error_set(error, STATUS_INTERNAL, "out of memory");
     say_opening(coordinator);
     int status;
     if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
@@ -419,6 +420,7 @@ static void close_all(struct coordinator *coordinator)
     resume_free(&coordinator->resume);
     run_directory_close(&coordinator->directory);
     free(coordinator->workers);
+    free(coordinator->silences);
     free(coordinator->line_buffer);
 }
 

@@ -12,6 +12,7 @@
 #include "daemon/coordinator/listeners.h"
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/coordinator/saver.h"
+#include "daemon/core/silence.h"
 
 struct operation;
 struct watcher;
@@ -41,9 +42,11 @@ struct coordinator {
     uint8_t asked_digest[32]; /* of the job as the command has it; what goes on may differ */
     char token[2 * SECRET_BYTES + 1], job_id[33];
     double started_unix_seconds;
-    uint64_t started; /* uv_now */
+    uint64_t started;              /* uv_now */
+    uint64_t checked, awake_since; /* uv_now of the last look at silences, and of the end of this process's own */
 
     struct rpc_call **workers;    /* [ranks]; NULL: not joined, or gone */
+    struct silence *silences;     /* [ranks] */
     uint32_t joined;              /* ranks that ever were */
     struct operation *operations; /* calls that were accepted and are to be answered, the oldest first */
     uint32_t operation_count;
@@ -78,6 +81,8 @@ static inline double coordinator_unix_seconds(void)
 }
 
 /* coordinator.c */
+/* One line on rank 0's stderr, and an event in the log. */
+void coordinator_warn(struct coordinator *coordinator, const char *event, uint64_t step, const char *text);
 /* Takes the line; NULL: memory was short. */
 void coordinator_append(struct coordinator *coordinator, char *line);
 void coordinator_write_records(struct coordinator *coordinator);
@@ -106,6 +111,7 @@ void workers_say_farewell(struct coordinator *coordinator);
 void workers_check_silence(struct coordinator *coordinator);
 /* Rank `rank` is gone; concludes when that ends the job. */
 void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why);
+double workers_seconds_silent(const struct coordinator *coordinator, uint32_t rank);
 bool workers_all_gone(const struct coordinator *coordinator);
 
 /* operations.c: gacc.v1.Control, as far as it changes something */

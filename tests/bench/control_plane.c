@@ -392,7 +392,7 @@ static void measure_worker(uint32_t shares, size_t steps)
 
     char address[128];
     snprintf(address, sizeof address, "unix:%s", at.sun_path);
-    const struct control_client_events events = {on_lost, on_farewell, NULL, NULL};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, NULL, NULL};
     const uint8_t secret[CONTROL_SECRET] = {0};
     struct control *control;
     struct error error;

@@ -149,12 +149,36 @@ class Stops(faults.Faults):
         self.check_line(done, 70, "the coordinator is gone: it has not answered for 1 s")
         self.check_result(70, "has not answered")
 
-    def test_a_rank_that_is_stopped_for_less_than_the_timeout_goes_on(self):
-        running = self.start(self.gpt(steps=100), arguments=["--set", "control.timeout=10"]).until_step(3)
-        os.kill(running.ranks()[1], signal.SIGSTOP)
-        time.sleep(1)
-        os.kill(running.ranks()[1], signal.SIGCONT)
-        self.assertEqual(running.wait().status, 0)
+    def test_who_is_stopped_for_less_than_the_timeout_goes_on(self):
+        """Told of after two seconds, on stderr, in the log and in status; the end has the bytes of the run without a stop."""
+        job = self.gpt(steps=60)
+        self.assertEqual(self.run_job(job, output="whole").status, 0)
+        with open(os.path.join(self.directory, "whole", "final", "model.safetensors"), "rb") as file:
+            whole = file.read()
+        for who, begins, ends in (("rank", "rank 1: silent for 2 s; lost after 60 s (control.timeout)", "rank 1: heard again after "),
+                                  ("coordinator", "rank 0: the coordinator has been silent for 2 s; lost after 60 s (control.timeout)",
+                                   "the coordinator was stopped for ")):
+            with self.subTest(who=who):
+                running = self.start(job, output=who).until_step(3)
+                pid = running.ranks()[1] if who == "rank" else running.connection()["pid"]
+                os.kill(pid, signal.SIGSTOP)
+                harness.until(lambda: begins in running.said()[1], 10, begins)
+                if who == "rank":
+                    self.assertGreaterEqual(self.ctl(running)["ranks"][1]["seconds_since_heard"], 2)
+                os.kill(pid, signal.SIGCONT)
+                done = running.wait()
+                self.assertEqual(done.status, 0, done.err)
+                self.assertIn(ends, done.err)
+                said = [event["text"] for event in running.log("event") if event["event"] == "silence"]
+                self.assertEqual([text.split(ends)[0] for text in said if text.startswith(ends)], [""])
+                self.assertEqual(begins in said, who == "rank")
+                with open(os.path.join(running.output, "final", "model.safetensors"), "rb") as file:
+                    self.assertEqual(file.read(), whole)
+
+    def ctl(self, running):
+        done = self.call(harness.GACCCTL, "status", "--run", running.output, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        return json.loads(done.out)
 
     def test_a_job_stopped_as_a_whole_ends_when_it_wakes(self):
         running = self.start(self.gpt(steps=faults.FOREVER), ranks=0, arguments=["--set", "control.timeout=1"]).until_step(3)

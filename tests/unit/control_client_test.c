@@ -324,7 +324,7 @@ static int line_open(struct line *line, enum behaviour behaviour, int (*listen_o
 {
     memset(line, 0, sizeof *line);
     server_start(&line->server, behaviour, listen_on);
-    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line->heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line->heard, NULL};
     return control_client_open(&line->control, line->server.address, line->server.secret, 1, timeout_seconds, &events,
                                &line->error);
 }
@@ -533,7 +533,7 @@ static void test_a_wrong_secret_is_told(void **state)
     (void)state;
     struct line line = {0};
     server_start(&line.server, OBLIGING, listen_unix);
-    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line.heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &line.heard, NULL};
     const uint8_t wrong[CONTROL_SECRET] = {1};
     assert_int_equal(control_client_open(&line.control, line.server.address, wrong, 1, 5, &events, &line.error), 0);
     assert_int_equal(say_hello(&line), -STATUS_INTERNAL);
@@ -588,7 +588,7 @@ static void test_addresses_of_which_none_answers_end_with_the_timeout(void **sta
     struct control *control;
     static const uint8_t secret[CONTROL_SECRET];
     struct heard heard = {0};
-    const struct control_client_events events = {on_lost, on_farewell, NULL, &heard};
+    const struct control_client_events events = {on_lost, on_farewell, NULL, &heard, NULL};
     int fd = listen_silently(fillers[0], address, sizeof address);
     snprintf(list, sizeof list, "%s,tcp://127.0.0.1:1", address);
     double began = seconds();
@@ -621,7 +621,7 @@ static void test_an_address_that_cannot_be_reached_is_named(void **state)
         {"http://x:1", "the coordinator's address http://x:1 is neither unix:PATH nor tcp://HOST:PORT"},
     };
     struct heard heard = {0};
-    const struct control_client_events events = {on_lost, on_farewell, on_idle, &heard};
+    const struct control_client_events events = {on_lost, on_farewell, on_idle, &heard, NULL};
     const uint8_t secret[CONTROL_SECRET] = {0};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct control *control;
