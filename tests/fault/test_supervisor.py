@@ -166,5 +166,27 @@ class Supervisor(faults.Faults):
         self.assertEqual(self.final("run"), self.final("stayed"))
 
 
+class Batch(faults.Faults):
+    def batch(self, restarts, launcher):
+        self.write("scontrol", "#!/bin/sh\necho scontrol $* >&2\nexit 1\n")
+        self.write("launch", f"#!/bin/sh\n{launcher}\n")
+        for name in ("scontrol", "launch"):
+            os.chmod(os.path.join(self.directory, name), 0o755)
+        environment = {**self.environment, "PATH": self.directory + ":" + os.environ["PATH"], "SLURM_JOB_ID": "7",
+                       "SLURM_RESTART_COUNT": str(restarts), "GACCD_LAUNCHER": "./launch"}
+        return self.call("bash", os.path.join(harness.ROOT, "deploy", "slurm", "gaccd.sbatch"), "JOB.yaml", env=environment)
+
+    def test_a_start_that_is_warned_at_once_is_not_repeated_for_ever(self):
+        """Without Slurm; tests/slurm has all else of the script."""
+        warned = "trap 'exit 75' USR2\nkill -USR1 $PPID\nwhile :; do sleep 0.05; done"
+        for restarts in (0, 1):
+            self.assertIn("scontrol requeue 7", self.batch(restarts, warned).err)
+        done = self.batch(2, warned)
+        self.assertNotIn("requeue", done.err)
+        self.assertIn("the time limit must be longer than the warning", done.err)
+        self.assertEqual(done.status, 75)
+        self.assertIn("scontrol requeue 7", self.batch(9, "exit 75").err)  # preempted, as often as it may be
+
+
 if __name__ == "__main__":
     harness.main()
