@@ -54,7 +54,8 @@ void call_settle(struct rpc_call *call, enum rpc_code code, const char *text)
 static bool deliver(void *context, const uint8_t *message, size_t length)
 {
     struct rpc_call *call = context;
-    if (call->connection->nuisances > 0) call->connection->nuisances--; /* real work */
+    struct nuisances *frames = &call->connection->nuisances[NUISANCE_FRAME];
+    if (frames->count > 0) frames->count--; /* real work */
     if (call->heard && call->method->one_message) {
         call->connection->role->broken(call, RPC_UNIMPLEMENTED, "this method takes one message, and no second");
         return false;
@@ -62,6 +63,12 @@ static bool deliver(void *context, const uint8_t *message, size_t length)
     call->heard = true;
     if (call->method->message != NULL) call->method->message(call, message, length, call->context);
     return !call->over;
+}
+
+static bool has_compression(const struct rpc_call *call)
+{
+    const char *encoding = rpc_call_metadata(call, "grpc-encoding");
+    return encoding != NULL && strcmp(encoding, "identity") != 0;
 }
 
 void call_receive(struct rpc_call *call, const uint8_t *bytes, size_t length)
@@ -72,6 +79,10 @@ void call_receive(struct rpc_call *call, const uint8_t *bytes, size_t length)
         deframer_feed(&call->deframer, &call->connection->receive, bytes, length, deliver, call, &text);
     if (code == RPC_OK) return;
     deframer_close(&call->deframer, &call->connection->receive);
+    if (code == RPC_UNIMPLEMENTED && !has_compression(call)) {
+        code = RPC_INTERNAL;
+        text = "a message says that it is compressed, and grpc-encoding does not say how";
+    }
     call->connection->role->broken(call, code, text);
 }
 
@@ -141,6 +152,19 @@ void call_reset(struct rpc_call *call, uint32_t http2_error)
     call->over = call->local_ended = true;
     connection_check(call->connection, nghttp2_submit_rst_stream(call->connection->session, NGHTTP2_FLAG_NONE,
                                                                  call->stream, http2_error));
+}
+
+/* As PROTOCOL-HTTP2 has it, a byte sequence that is incomplete is cancelled; else there can be a status. */
+void call_expire(struct rpc_call *call)
+{
+    static const char text[] = "the call's time (grpc-timeout) is over";
+    if (byte_queue_length(&call->queue) == 0) {
+        rpc_call_finish(call, RPC_DEADLINE_EXCEEDED, text);
+        return;
+    }
+    call->cancelled = true;
+    call_settle(call, RPC_DEADLINE_EXCEEDED, text);
+    call_reset(call, NGHTTP2_CANCEL);
 }
 
 void rpc_call_cancel(struct rpc_call *call)

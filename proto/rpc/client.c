@@ -43,7 +43,7 @@ static enum rpc_code code_of_reset(uint32_t http2_error)
 
 static void broken(struct rpc_call *call, enum rpc_code code, const char *text)
 {
-    connection_nuisance(call->connection);
+    connection_nuisance(call->connection, NUISANCE_RESET);
     call_settle(call, code, text);
     call_reset(call, NGHTTP2_CANCEL);
 }

@@ -34,15 +34,16 @@ void connection_check(struct rpc_connection *connection, int nghttp2_result)
     connection->dead = true;
 }
 
-void connection_nuisance(struct rpc_connection *connection)
+void connection_nuisance(struct rpc_connection *connection, enum nuisance kind)
 {
+    struct nuisances *nuisances = &connection->nuisances[kind];
     uint64_t now = connection->milliseconds();
-    uint64_t forgiven = (now - connection->nuisance_time) * RPC_NUISANCE_RATE / 1000;
+    uint64_t forgiven = (now - nuisances->time) * RPC_NUISANCE_RATE / 1000;
     if (forgiven > 0) {
-        connection->nuisances -= forgiven < connection->nuisances ? (uint32_t)forgiven : connection->nuisances;
-        connection->nuisance_time = now;
+        nuisances->count -= forgiven < nuisances->count ? (uint32_t)forgiven : nuisances->count;
+        nuisances->time = now;
     }
-    if (++connection->nuisances <= RPC_NUISANCE_BURST || connection->failed) return;
+    if (++nuisances->count <= RPC_NUISANCE_BURST || connection->failed) return;
     fail(connection, "the peer sends too many resets, pings, settings or broken messages");
     nghttp2_session_terminate_session(connection->session, NGHTTP2_ENHANCE_YOUR_CALM);
 }
@@ -87,20 +88,22 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
         break;
     case NGHTTP2_DATA:
         if (call != NULL && last) connection->role->ended(call);
-        if (frame->hd.length == 0 && !last) connection_nuisance(connection);
+        if (frame->hd.length == 0 && !last) connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_PING:
         if (acknowledges)
             ping_answered(connection);
         else
-            connection_nuisance(connection);
+            connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_SETTINGS:
-        if (!acknowledges) connection_nuisance(connection);
+        if (!acknowledges) connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_RST_STREAM:
+        connection_nuisance(connection, NUISANCE_RESET);
+        break;
     case NGHTTP2_PRIORITY:
-        connection_nuisance(connection);
+        connection_nuisance(connection, NUISANCE_FRAME);
         break;
     default:
         break;
@@ -129,7 +132,7 @@ static int on_frame_send(nghttp2_session *session, const nghttp2_frame *frame, v
         }
         break;
     case NGHTTP2_RST_STREAM:
-        if (call == NULL || !call->cancelled) connection_nuisance(connection);
+        if (call == NULL || !call->cancelled) connection_nuisance(connection, NUISANCE_RESET);
         break;
     case NGHTTP2_GOAWAY:
         if (frame->goaway.error_code != NGHTTP2_NO_ERROR)
@@ -199,11 +202,10 @@ int connection_open(struct rpc_connection **out, const struct rpc_role *role, co
     struct rpc_connection *connection = calloc(1, sizeof *connection);
     if (connection == NULL) return error_set(error, STATUS_INTERNAL, "out of memory for a connection");
     connection->role = role;
-    connection->receive.held_max = RPC_RECEIVE_MAX;
     connection->receive.message_max = limits->message_bytes != 0 ? limits->message_bytes : RPC_MESSAGE_MAX;
-    connection->queued_max = limits->queue_bytes != 0 ? limits->queue_bytes : QUEUE_DEFAULT;
+    rpc_set_caps(connection, limits->receive_bytes, limits->queue_bytes);
     connection->milliseconds = limits->milliseconds != NULL ? limits->milliseconds : system_milliseconds;
-    connection->nuisance_time = connection->milliseconds();
+    for (int kind = 0; kind < NUISANCE_KINDS; kind++) connection->nuisances[kind].time = connection->milliseconds();
 
     bool is_server = role->answer != NULL;
     int result = open_session(connection, is_server);
@@ -273,6 +275,35 @@ bool rpc_wants_close(const struct rpc_connection *connection)
 {
     nghttp2_session *session = connection->session;
     return connection->failed || (!nghttp2_session_want_read(session) && !nghttp2_session_want_write(session));
+}
+
+void rpc_set_caps(struct rpc_connection *connection, size_t receive_bytes, size_t queue_bytes)
+{
+    connection->receive.held_max = receive_bytes != 0 ? receive_bytes : RPC_RECEIVE_MAX;
+    connection->queued_max = queue_bytes != 0 ? queue_bytes : QUEUE_DEFAULT;
+}
+
+uint64_t rpc_expire(struct rpc_connection *connection)
+{
+    uint64_t next = UINT64_MAX;
+    if (!connection->has_deadlines || connection->busy || connection->dead) return next;
+    const uint64_t now = connection->milliseconds();
+    for (struct rpc_call *call = connection->calls; call != NULL; call = call->next) {
+        if (call->deadline_milliseconds < 0 || call->local_ended) continue;
+        if (call->deadline <= now)
+            call_expire(call);
+        else if (call->deadline - now < next)
+            next = call->deadline - now;
+    }
+    connection->has_deadlines = next != UINT64_MAX;
+    return next;
+}
+
+size_t rpc_calls(const struct rpc_connection *connection)
+{
+    size_t count = 0;
+    for (const struct rpc_call *call = connection->calls; call != NULL; call = call->next) count++;
+    return count;
 }
 
 void rpc_ping(struct rpc_connection *connection)

@@ -22,6 +22,17 @@ struct rpc_role {
     void (*body_sent)(struct rpc_call *call, uint32_t *flags); /* nothing is queued and nothing will be: end the body */
 };
 
+enum nuisance {
+    NUISANCE_RESET, /* streams that end early, by whoever's reset: each cost us a call */
+    NUISANCE_FRAME, /* frames that say nothing; some clients send a few of them with each message */
+    NUISANCE_KINDS,
+};
+
+struct nuisances { /* a leaky bucket */
+    uint64_t time; /* of the last count */
+    uint32_t count;
+};
+
 enum drain {
     DRAIN_NONE,
     DRAIN_NOTICE, /* "no more calls soon"; its PING tells when the peer has read it */
@@ -42,8 +53,8 @@ struct rpc_connection {
     size_t queued, queued_max;
 
     uint64_t (*milliseconds)(void);
-    uint64_t nuisance_time; /* of the last count */
-    uint32_t nuisances;     /* a leaky bucket */
+    struct nuisances nuisances[NUISANCE_KINDS];
+    bool has_deadlines; /* a call has had one */
 
     enum drain drain;
     bool busy;    /* inside nghttp2, so inside a callback as far as a caller can see */
@@ -72,13 +83,15 @@ struct rpc_call {
     bool settled;      /* code and text are final */
     bool heard;        /* server: a message has been handed out */
     enum rpc_code code;
-    int deadline_milliseconds;
+    int deadline_milliseconds; /* as the client sent it, −1: none */
+    uint64_t deadline;         /* by the connection's clock */
     char text[RPC_TEXT_MAX];
 };
 
 int connection_open(struct rpc_connection **out, const struct rpc_role *role, const struct rpc_limits *limits,
                     struct error *error);
-void connection_nuisance(struct rpc_connection *connection); /* the peer did something that costs it less than us */
+/* The peer did something that costs it less than us. */
+void connection_nuisance(struct rpc_connection *connection, enum nuisance kind);
 void connection_check(struct rpc_connection *connection,
                       int nghttp2_result); /* of a submit: no memory fails the connection */
 
@@ -88,6 +101,7 @@ void call_receive(struct rpc_call *call, const uint8_t *bytes, size_t length);
 void call_settle(struct rpc_call *call, enum rpc_code code, const char *text); /* the first one stands */
 void call_end_body(struct rpc_call *call);                                     /* what is queued is the rest */
 void call_reset(struct rpc_call *call, uint32_t http2_error);
+void call_expire(struct rpc_call *call); /* server: its time is over */
 nghttp2_data_provider call_body(struct rpc_call *call);
 int call_write_body(struct rpc_call *call, const uint8_t *frame_header, size_t length); /* nghttp2's send_data */
 

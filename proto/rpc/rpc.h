@@ -4,9 +4,11 @@
  * calls.
  *
  * What a connection can allocate is capped, whatever the peer sends: `streams` concurrent calls, each with
- * RPC_METADATA_MAX bytes of metadata; messages being received, RPC_RECEIVE_MAX bytes in all; unsent messages,
- * `queue_bytes` in all; RPC_OUTPUT_ROUND bytes and one frame of output. A peer that sends resets, pings, settings or
- * other idle frames faster than RPC_NUISANCE_RATE per second, beyond RPC_NUISANCE_BURST, is cut off.
+ * RPC_METADATA_MAX bytes of metadata; messages being received, `receive_bytes` in all; unsent messages, `queue_bytes`
+ * in all; RPC_OUTPUT_ROUND bytes and one frame of output. A peer that sends resets, or has us reset, faster than
+ * RPC_NUISANCE_RATE per second, beyond RPC_NUISANCE_BURST, is cut off. So is one that sends pings, settings or other
+ * idle frames faster, where every message that comes with them makes up for one. The caller's part: not to read from a
+ * peer while that one does not read, or answers to its frames pile up.
  *
  * Callbacks run inside rpc_input, rpc_output and rpc_close, never inside rpc_call_*. Inside a callback every rpc_call_*
  * function may be used, on any call of any connection; rpc_output on the same connection returns 0; rpc_input and
@@ -76,8 +78,9 @@ struct rpc_method {
 struct rpc_limits {
     uint32_t streams;               /* concurrent, 0: 100 */
     size_t message_bytes;           /* of one received message, 0: RPC_MESSAGE_MAX */
+    size_t receive_bytes;           /* half-received messages, 0: RPC_RECEIVE_MAX */
     size_t queue_bytes;             /* unsent messages, 0: 8 MiB */
-    uint64_t (*milliseconds)(void); /* a monotonic clock for RPC_NUISANCE_RATE, NULL: the system's */
+    uint64_t (*milliseconds)(void); /* a monotonic clock for deadlines and RPC_NUISANCE_RATE, NULL: the system's */
 };
 
 /* `methods` and `limits->milliseconds` must outlive the connection; *limits (may be NULL) is copied. */
@@ -96,6 +99,13 @@ int rpc_input(struct rpc_connection *connection, const uint8_t *bytes, size_t le
  * does not call again before it is written: that is how rpc_call_send comes to see a full queue. */
 size_t rpc_output(struct rpc_connection *connection, const uint8_t **bytes);
 bool rpc_wants_close(const struct rpc_connection *connection); /* both ends are through with it, or it has failed */
+/* Server: ends the calls whose grpc-timeout is over, with DEADLINE_EXCEEDED; one that has unsent messages is reset. To
+ * be called before output and when the time comes that it returns: milliseconds from now, UINT64_MAX: never. */
+uint64_t rpc_expire(struct rpc_connection *connection);
+/* Calls that have begun and are not gone. */
+size_t rpc_calls(const struct rpc_connection *connection);
+/* For a peer that has shown who it is: other caps than those of the limits, 0: the default. */
+void rpc_set_caps(struct rpc_connection *connection, size_t receive_bytes, size_t queue_bytes);
 /* Queues a PING: a peer that is alive answers, and its answer is input. */
 void rpc_ping(struct rpc_connection *connection);
 

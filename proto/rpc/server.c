@@ -39,8 +39,9 @@ static void answer(struct rpc_call *call)
 static void answer_trailers_only(struct rpc_call *call)
 {
     char code[12], message[3 * RPC_TEXT_MAX];
-    nghttp2_nv fields[2 + TRAILERS] = {FIELD(":status", "200"), FIELD("content-type", "application/grpc")};
+    nghttp2_nv fields[3 + TRAILERS] = {FIELD(":status", "200"), FIELD("content-type", "application/grpc")};
     size_t count = 2 + status_fields(call, fields + 2, code, message);
+    if (call->code == RPC_UNIMPLEMENTED) fields[count++] = FIELD("grpc-accept-encoding", "identity");
     submit_headers(call, fields, count, NULL);
 }
 
@@ -69,7 +70,7 @@ void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text
 
 static void broken(struct rpc_call *call, enum rpc_code code, const char *text)
 {
-    connection_nuisance(call->connection);
+    connection_nuisance(call->connection, NUISANCE_RESET);
     rpc_call_finish(call, code, text);
 }
 
@@ -133,6 +134,10 @@ static void begin(struct rpc_call *call)
     if (timeout != NULL && (call->deadline_milliseconds = timeout_parse(timeout)) < 0) {
         broken(call, RPC_INTERNAL, "grpc-timeout is malformed");
         return;
+    }
+    if (timeout != NULL) {
+        call->deadline = connection->milliseconds() + (uint64_t)call->deadline_milliseconds;
+        connection->has_deadlines = true;
     }
     const char *path = rpc_call_metadata(call, ":path");
     const struct rpc_method *method = path == NULL ? NULL : find_method(connection->methods, path);

@@ -108,8 +108,8 @@ static void test_requests_that_are_not_grpc_are_told_so(void **state)
         {"POST", "application/grpc", "soon", NULL,
          ":status=200 content-type=application/grpc grpc-status=13 grpc-message=grpc-timeout is malformed "},
         {"POST", "application/grpc+proto", NULL, "\6\1\0\0\0\1x",
-         ":status=200 content-type=application/grpc grpc-status=12 grpc-message=compressed messages are not "
-         "supported "},
+         ":status=200 content-type=application/grpc grpc-status=13 grpc-message=a message says that it is compressed, "
+         "and grpc-encoding does not say how "},
         {"POST", "application/grpc;x=y", NULL, "\6\2\0\0\0\1x",
          ":status=200 content-type=application/grpc grpc-status=13 "
          "grpc-message=a message's compression flag is neither 0 nor 1 "},
@@ -129,6 +129,127 @@ static void test_requests_that_are_not_grpc_are_told_so(void **state)
         assert_string_equal(raw.heard, cases[i].answer);
         raw_close(&raw);
     }
+}
+
+static void test_compressed_messages_are_refused_with_what_is_taken(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *encoding, *answer;
+    } cases[] = {
+        {"gzip", ":status=200 content-type=application/grpc grpc-status=12 grpc-message=compressed messages are not "
+                 "supported grpc-accept-encoding=identity "},
+        {"identity",
+         ":status=200 content-type=application/grpc grpc-status=13 grpc-message=a message says that it is compressed, "
+         "and grpc-encoding does not say how "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct raw raw;
+        raw_open(&raw);
+        const nghttp2_nv fields[] = {RAW_FIELD(":method", "POST"),
+                                     RAW_FIELD(":scheme", "http"),
+                                     RAW_FIELD(":path", "/t.T/Manual"),
+                                     RAW_FIELD(":authority", "localhost"),
+                                     RAW_FIELD("content-type", "application/grpc"),
+                                     RAW_FIELD("grpc-encoding", cases[i].encoding)};
+        static char body[] = "\6\1\0\0\0\1x";
+        nghttp2_data_provider provider = {.source = {.ptr = body}, .read_callback = read_bytes};
+        nghttp2_submit_request(raw.session, NULL, fields, sizeof fields / sizeof fields[0], &provider, NULL);
+        assert_int_equal(raw_run(&raw), 0);
+        assert_string_equal(raw.heard, cases[i].answer);
+        raw_close(&raw);
+    }
+}
+
+/* PROTOCOL-HTTP2: the server tracks the deadline; it does not wait for the client's reset. */
+static void test_the_server_ends_a_call_whose_time_is_over(void **state)
+{
+    (void)state;
+    struct raw raw;
+    raw_open(&raw);
+    assert_true(rpc_expire(raw.link.server) == UINT64_MAX);
+    raw_request(&raw, "POST", "application/grpc", "1500m", "\6\0\0\0\0\1x");
+    raw_request(&raw, "POST", "application/grpc", "2S", "\6\0\0\0\0\1x");
+    raw_request(&raw, "POST", "application/grpc", NULL, "\6\0\0\0\0\1x");
+    raw_run(&raw);
+    assert_int_equal(rpc_calls(raw.link.server), 3);
+    assert_int_equal(rpc_expire(raw.link.server), 1500);
+    now_milliseconds += 1499;
+    assert_int_equal(rpc_expire(raw.link.server), 1);
+    assert_int_equal(raw_run(&raw), 0);
+    assert_string_equal(raw.heard, "");
+    now_milliseconds += 1;
+    assert_int_equal(rpc_expire(raw.link.server), 500);
+    raw_run(&raw);
+    assert_string_equal(raw.heard, ":status=200 content-type=application/grpc grpc-status=4 "
+                                   "grpc-message=the call's time (grpc-timeout) is over ");
+    assert_int_equal(rpc_calls(raw.link.server), 2);
+    now_milliseconds += 1000;
+    assert_true(rpc_expire(raw.link.server) == UINT64_MAX);
+    raw_run(&raw);
+    assert_int_equal(rpc_calls(raw.link.server), 1);
+    assert_non_null(strstr(raw.link.heard_by_server, "gone 4 the call's time (grpc-timeout) is over "));
+    raw_close(&raw);
+}
+
+static void test_a_call_whose_time_is_over_before_its_messages_are_sent_is_reset(void **state)
+{
+    (void)state;
+    struct raw raw;
+    raw_open(&raw);
+    const nghttp2_settings_entry no_window = {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, 0};
+    nghttp2_submit_settings(raw.session, NGHTTP2_FLAG_NONE, &no_window, 1);
+    raw_request(&raw, "POST", "application/grpc", "10m", "\6\0\0\0\0\1x");
+    raw_run(&raw);
+    send_text(raw.link.server_call, "an answer");
+    raw_run(&raw);
+    now_milliseconds += 10;
+    rpc_expire(raw.link.server);
+    raw_run(&raw);
+    assert_string_equal(raw.heard,
+                        ":status=200 content-type=application/grpc grpc-accept-encoding=identity reset=CANCEL ");
+    assert_string_equal(raw.link.heard_by_server, "begin [x] end gone 4 the call's time (grpc-timeout) is over ");
+    assert_int_equal(rpc_calls(raw.link.server), 0);
+    raw_close(&raw);
+}
+
+static void test_caps_of_a_peer_can_be_raised(void **state)
+{
+    (void)state;
+    struct link link;
+    link_open_with(&link, NULL, &(struct rpc_limits){.receive_bytes = 512, .queue_bytes = 10});
+    static const struct rpc_method manual = CLIENT_METHOD("/t.T/Manual");
+    uint8_t message[30000] = {0}; /* in two frames, so that the first has to be kept */
+    for (int raised = 0; raised < 2; raised++) {
+        if (raised) rpc_set_caps(link.server, 0, 0);
+        link.heard_by_client[0] = link.heard_by_server[0] = '\0';
+        struct rpc_call *call = rpc_call_begin(link.client, &manual, &link, NULL, 0);
+        carry(&link, link.client, link.server);
+        assert_int_equal(send_text(link.server_call, "longer than 10"), raised ? 0 : -1);
+        rpc_call_send(call, message, sizeof message);
+        run(&link);
+        assert_string_equal(link.heard_by_server,
+                            raised ? "begin [30000 bytes] " : "begin gone 8 too many bytes in half-received messages ");
+    }
+    link_close(&link);
+}
+
+static void test_resets_are_counted_however_many_messages_come_with_them(void **state)
+{
+    (void)state;
+    struct raw raw;
+    raw_open(&raw);
+    raw_run(&raw);
+    int resets = 0;
+    for (; resets < 3000; resets++) {
+        raw.heard[0] = raw.link.heard_by_server[0] = '\0';
+        int32_t stream = raw_request(&raw, "POST", "application/grpc", NULL, "\6\0\0\0\0\1x");
+        if (raw_run(&raw) != 0) break;
+        nghttp2_submit_rst_stream(raw.session, NGHTTP2_FLAG_NONE, stream, NGHTTP2_CANCEL);
+        if (raw_run(&raw) != 0) break;
+    }
+    assert_in_range(resets, RPC_NUISANCE_BURST - 2, RPC_NUISANCE_BURST + 2);
+    raw_close(&raw);
 }
 
 static void test_rapid_resets_end_the_connection(void **state)
@@ -300,6 +421,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_requests_that_are_not_grpc_are_told_so),
+        cmocka_unit_test(test_compressed_messages_are_refused_with_what_is_taken),
+        cmocka_unit_test(test_the_server_ends_a_call_whose_time_is_over),
+        cmocka_unit_test(test_a_call_whose_time_is_over_before_its_messages_are_sent_is_reset),
+        cmocka_unit_test(test_caps_of_a_peer_can_be_raised),
+        cmocka_unit_test(test_resets_are_counted_however_many_messages_come_with_them),
         cmocka_unit_test(test_rapid_resets_end_the_connection),
         cmocka_unit_test(test_a_ping_flood_ends_the_connection_and_a_keepalive_does_not),
         cmocka_unit_test(test_garbage_is_a_protocol_error),
