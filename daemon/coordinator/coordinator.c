@@ -19,6 +19,7 @@
 #include "daemon/coordinator/lock.h"
 #include "daemon/hex.h"
 #include "daemon/place.h"
+#include "proto/descriptors.h"
 
 static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coordinator_note) <= PIPE_BUF,
               "written to the pipe whole");
@@ -180,6 +181,7 @@ void coordinator_conclude(struct coordinator *coordinator)
     if (run_result_write(&asked, &end, &error)) conductor_fail(coordinator->conductor, &error);
     coordinator->log_is_whole = true;
     watchers_feed(coordinator);
+    health_tell(coordinator);
     workers_say_farewell(coordinator);
     conductor_end(coordinator->conductor, coordinator_now(), &end);
     if (!coordinator->joined && !coordinator->rank_0_gone)
@@ -220,6 +222,7 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coordinator *coordinator = timer->data;
     workers_check_silence(coordinator);
+    health_tell(coordinator);
     if (uv_now(&coordinator->loop) >= coordinator->next_renewal) {
         coordinator->next_renewal = uv_now(&coordinator->loop) + LOCK_MILLISECONDS;
         lock_renew(coordinator->directory.path);
@@ -347,7 +350,8 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
         return error_set(error, STATUS_INTERNAL, "out of memory");
     say_opening(coordinator);
     int status;
-    if ((status = make_secrets(coordinator, error)) || (status = open_loop(coordinator, life, error)) ||
+    if ((status = make_secrets(coordinator, error)) || (status = descriptors_open(&coordinator->descriptors, error)) ||
+        (status = open_loop(coordinator, life, error)) ||
         (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
                                  options->one_host, &coordinator->leftovers, error)))
         return status;
@@ -421,6 +425,7 @@ static void close_all(struct coordinator *coordinator)
     run_directory_close(&coordinator->directory);
     free(coordinator->workers);
     free(coordinator->silences);
+    descriptors_close(coordinator->descriptors);
     free(coordinator->line_buffer);
 }
 

@@ -16,6 +16,8 @@
 
 struct operation;
 struct watcher;
+struct health_watcher;
+struct descriptors;
 
 #define COORDINATOR_SIGNALS 5
 
@@ -51,7 +53,9 @@ struct coordinator {
     struct operation *operations; /* calls that were accepted and are to be answered, the oldest first */
     uint32_t operation_count;
     struct watcher *watchers;
-    char *line_buffer; /* [LINE_BUFFER_BYTES], for watchers */
+    struct health_watcher *health_watchers;
+    struct descriptors *descriptors; /* for reflection */
+    char *line_buffer;               /* [LINE_BUFFER_BYTES], for watchers */
 
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */
@@ -133,5 +137,18 @@ void watch_steps_message(struct rpc_call *call, const uint8_t *message, size_t l
 void watch_steps_gone(struct rpc_call *call, void *context);
 /* The log has grown, or there is room in a connection: sends what watchers have not seen. */
 void watchers_feed(void *coordinator);
+
+/* health_service.c: grpc.health.v1.Health */
+void health_check_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void health_watch_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void health_watch_gone(struct rpc_call *call, void *context);
+/* All ranks have come, and the end has not. */
+bool coordinator_is_serving(struct coordinator *coordinator);
+/* Every now and then, and at the end: those who watch hear of a change. */
+void health_tell(struct coordinator *coordinator);
+
+/* reflection_service.c: grpc.reflection.v1.ServerReflection, and v1alpha */
+void reflection_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void reflection_end(struct rpc_call *call, void *context);
 
 #endif

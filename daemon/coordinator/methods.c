@@ -71,5 +71,11 @@ const struct rpc_method coordinator_methods[] = {
     ANSWER("/gacc.v1.Control/Resume", ROLE_CONTROL, resume_message, operation_gone),
     ANSWER("/gacc.v1.Control/Checkpoint", ROLE_CONTROL, checkpoint_message, operation_gone),
     ANSWER("/gacc.v1.Control/Stop", ROLE_CONTROL, stop_message, operation_gone),
+    ANSWER("/grpc.health.v1.Health/Check", ROLE_READ, health_check_message, NULL),
+    ANSWER("/grpc.health.v1.Health/Watch", ROLE_READ, health_watch_message, health_watch_gone),
+    CONVERSE("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", ROLE_READ, reflection_message, reflection_end,
+             NULL),
+    CONVERSE("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", ROLE_READ, reflection_message,
+             reflection_end, NULL),
     {0},
 };
