@@ -14,7 +14,8 @@ int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__
     const bool stops = !strcmp(interrupted->signal, "SIGUSR2") || !strcmp(interrupted->signal, "SIGTERM") ||
                        !strcmp(interrupted->signal, "SIGINT") || !strcmp(interrupted->signal, "SIGHUP");
     if (!strcmp(interrupted->signal, "SIGUSR1")) {
-        c->saving.asked = true;
+        /* As mpirun passes it on to every rank, some will be late: the checkpoint under way is what they ask for. */
+        if (!c->is_saving) c->saving.asked = true;
         return 0;
     }
     if (stops && interrupted->times <= 1 && has_begun) {

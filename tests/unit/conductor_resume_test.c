@@ -43,9 +43,13 @@ static void usr1_saves_behind_the_step_under_way_and_goes_on(void **unused)
     step(&w, NULL);
     assert_string_equal(w.saves, "step-00000001");
     assert_false(w.stops || w.over);
+    ask(&w, "rank 0", "SIGUSR1"); /* late: it is told of the one under way */
     conductor_saved(w.conductor, NULL);
     step(&w, NULL);
     assert_string_equal(w.saves, "");
+    ask_for_one(&w);
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000003");
     conductor_close(w.conductor);
 }
 
