@@ -1,4 +1,4 @@
-/* gaccd: the command line. Subcommands and options are tables; what they do stands elsewhere. */
+/* gaccd: the command line. Subcommands and options are one table; what they do stands elsewhere. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -14,8 +14,8 @@
 #include "daemon/command_line.h"
 #include "daemon/job/job.h"
 #include "daemon/launch.h"
+#include "daemon/manual.h"
 #include "daemon/place.h"
-#include "daemon/slip.h"
 #include "daemon/verification.h"
 #include "worker/data/data.h"
 #include "worker/memory.h"
@@ -29,7 +29,7 @@ struct arguments {
     const char *output, *resume, *device;
     long ranks;     /* -n; 0: not given */
     long sequences; /* 0: not given */
-    bool json;
+    bool json, help, version;
     char **paths;
     int path_count;
 };
@@ -146,67 +146,115 @@ static int command_inspect(const struct arguments *arguments)
 
 static int command_help(const struct arguments *arguments);
 
-enum option_set { OPTIONS_NONE, OPTIONS_JOB, OPTIONS_RUN, OPTIONS_VERIFY };
+/* ---- the table of subcommands and options ---- */
 
-static const struct command {
-    const char *name, *operand; /* operand NULL: none */
-    enum option_set options;
-    int (*act)(const struct arguments *); /* NULL: not offered by this version */
-    const char *help;
-} commands[] = {
-    {"run", "JOB.yaml", OPTIONS_RUN, command_run, "train; the word may be left out; mpirun -n N for N ranks"},
-    {"check", "JOB.yaml", OPTIONS_JOB, command_check, "print the effective job; -n N says what N ranks would do"},
-    {"verify", "JOB.yaml", OPTIONS_VERIFY, command_verify,
-     "compare gradients and steps on the job's own model; 76: wrong"},
-    {"inspect", "PATH", OPTIONS_NONE, command_inspect,
-     "say what a data file or a checkpoint holds, and whether it is sound"},
-    {"help", NULL, OPTIONS_NONE, command_help, "print this"},
-    {"plan", NULL, OPTIONS_NONE, NULL, NULL},
-    {"bench", NULL, OPTIONS_NONE, NULL, NULL},
+#define OPTION_SET                                                                             \
+    {                                                                                          \
+        "set", 's', false, "key.path=value", NULL, "override the job file; may be given again" \
+    }
+#define OPTION_OUTPUT                                                         \
+    {                                                                         \
+        "output", 'o', false, "DIR", "runs", "the run directory (job.output)" \
+    }
+#define OPTION_DEVICE                                                                             \
+    {                                                                                             \
+        "device", 'd', false, "auto|cpu|cuda", "auto|cpu|cuda",                                   \
+            "what it runs on; auto, the default, is a GPU where every rank has one, else the CPU" \
+    }
+
+static const struct manual_option run_options[] = {
+    OPTION_SET,
+    OPTION_OUTPUT,
+    {"resume", 'r', false, "auto|never|DIR", "runs",
+     "go on from the newest checkpoint (auto, the default), begin anew (never), or go on from the checkpoint in DIR"},
+    OPTION_DEVICE,
+    {0},
 };
-#define COMMANDS (sizeof commands / sizeof *commands)
+static const struct manual_option check_options[] = {
+    OPTION_SET,
+    OPTION_OUTPUT,
+    {NULL, 'n', false, "N", NULL, "the number of ranks that it is for"},
+    {0},
+};
+static const struct manual_option verify_options[] = {
+    OPTION_SET,
+    OPTION_OUTPUT,
+    OPTION_DEVICE,
+    {"sequences", 'q', false, "n", NULL, "the size of its batch"},
+    {"json", 'j', false, NULL, NULL, "its findings as JSON"},
+    {0},
+};
+static const struct manual_option general_options[] = {
+    {"help", 'h', true, NULL, NULL, "more about a command"},
+    {"version", 'v', false, NULL, NULL, "the version"},
+    {0},
+};
+
+static const struct manual_command commands[] = {
+    {"run", "JOB.yaml", "file", run_options, command_run, "train; the word may be left out; mpirun -n N for N ranks",
+     "    mpirun -n N gaccd JOB.yaml --set optimizer.lr=3e-4\n\n"
+     "A job that has finished, run again into the same directory, exits with 0 at once; one that ended in any other "
+     "way goes on from "
+     "its newest checkpoint. USR1 saves one; TERM, INT, HUP and USR2 save one and end with 75."},
+    {"check", "JOB.yaml", "file", check_options, command_check,
+     "print the effective job; -n N says what N ranks would do",
+     "Every default is filled in; as comments M, K of each rank, tokens a step, and the memory of a rank."},
+    {"verify", "JOB.yaml", "file", verify_options, command_verify,
+     "compare gradients and steps on the job's own model; 76: wrong",
+     "It plants faults, too, and must catch each. A receipt is left in the run directory; the job key verify: required "
+     "trains only "
+     "with it."},
+    {"inspect", "PATH", "file", NULL, command_inspect,
+     "say what a data file or a checkpoint holds, and whether it is sound", NULL},
+    {"help", NULL, NULL, NULL, command_help, "print this", NULL},
+    {"plan", NULL, NULL, NULL, NULL, NULL, NULL},
+    {"bench", NULL, NULL, NULL, NULL, NULL, NULL},
+    {0},
+};
+
+static const struct manual_section sections[] = {
+    {"Job file", "Strict YAML: deploy/docs/job-file.md has every key, with defaults and ranges. deploy/jobs has jobs "
+                 "to start from."},
+    {"Exit status", "    0   done\n"
+                    "    64  command line\n"
+                    "    65  bad data\n"
+                    "    66  a file is missing\n"
+                    "    69  cannot reach or bind\n"
+                    "    70  internal, or a rank died\n"
+                    "    74  reading or writing failed\n"
+                    "    75  checkpoint saved, run it again\n"
+                    "    76  numerics\n"
+                    "    78  job file\n\n"
+                    "mpirun returns the same unless it was itself signalled or a rank died by a signal; result.json is "
+                    "authoritative. What "
+                    "went wrong is one line on standard error. While a job runs, gaccctl asks and steers it."},
+    {"Files", "    DIR/job.yaml          the effective job\n"
+              "    DIR/log.jsonl         one JSON object a line: each step, evaluation, checkpoint, event\n"
+              "    DIR/connection.json   where gaccctl finds the job, while it runs\n"
+              "    DIR/result.json       how it ended\n"
+              "    DIR/checkpoints       `latest` names the newest\n"
+              "    DIR/final             the weights of a job that is done"},
+    {0},
+};
+
+static const struct manual manual = {
+    .program = "gaccd",
+    .summary = "trains with gradient accumulation over MPI ranks",
+    .usage = "[COMMAND] JOB.yaml [OPTION]…",
+    .options = general_options,
+    .commands = commands,
+    .first_is_meant = true,
+    .sections = sections,
+};
 
 static int command_help(const struct arguments *arguments)
 {
     (void)arguments;
-    puts("gaccd " GACC_VERSION ": trains with gradient accumulation over MPI ranks\n");
-    for (size_t i = 0; i < COMMANDS; i++)
-        if (commands[i].help)
-            printf("  gaccd %-8s %-9s %s\n", commands[i].name, commands[i].operand ? commands[i].operand : "",
-                   commands[i].help);
-    puts("\n  --set key.path=value       override the job file; may be given again\n"
-         "  --output DIR               the run directory (job.output)\n"
-         "  --resume auto|never|DIR    go on from the newest checkpoint (default); begin anew; go on from the one in "
-         "DIR\n"
-         "  --device auto|cpu|cuda     auto: a GPU where every rank has one, else the CPU (default)\n"
-         "  -n N                       check: the number of ranks\n"
-         "  --sequences n, --json      verify: the size of its batch; its findings as JSON\n"
-         "  --version                  print the version\n"
-         "\nExit status: 0 done, 64 usage, 65 bad data, 66 missing input, 69 cannot reach or bind, 70 internal,\n"
-         "74 input or output, 75 checkpoint saved, run it again, 76 numerics, 78 job file. While it runs: gaccctl.");
+    manual_help(&manual, NULL, stdout);
     return flush_output();
 }
 
 /* ---- options ---- */
-
-static const struct option job_options[] = {
-    {"set", required_argument, NULL, 's'},
-    {"output", required_argument, NULL, 'o'},
-    {NULL, 0, NULL, 0},
-};
-static const struct option run_options[] = {
-    {"set", required_argument, NULL, 's'},
-    {"output", required_argument, NULL, 'o'},
-    {"resume", required_argument, NULL, 'r'},
-    {"device", required_argument, NULL, 'd'},
-    {NULL, 0, NULL, 0},
-};
-static const struct option verify_options[] = {
-    {"set", required_argument, NULL, 's'},    {"output", required_argument, NULL, 'o'},
-    {"device", required_argument, NULL, 'd'}, {"sequences", required_argument, NULL, 'q'},
-    {"json", no_argument, NULL, 'j'},         {NULL, 0, NULL, 0},
-};
-static const struct option no_options[] = {{NULL, 0, NULL, 0}};
 
 static int take_option(struct arguments *arguments, int option)
 {
@@ -228,6 +276,12 @@ static int take_option(struct arguments *arguments, int option)
     case 'j':
         arguments->json = true;
         return 0;
+    case 'h':
+        arguments->help = true;
+        return 0;
+    case 'v':
+        arguments->version = true;
+        return 0;
     case 'q':
         arguments->sequences = strtol(optarg, &end, 10);
         if (*end || arguments->sequences < 1 || arguments->sequences > 1000000)
@@ -247,32 +301,28 @@ static int refuse_words(const struct arguments *arguments)
 {
     const char *first = arguments->paths[0];
     if (!access(first, F_OK)) return refuse(STATUS_USAGE, "run: one word too many: %s", arguments->paths[1]);
-    struct nearest nearest = {.wrong = first};
-    for (size_t i = 0; i < COMMANDS; i++)
-        if (commands[i].act) nearest_try(&nearest, commands[i].name);
-    if (nearest.word)
-        return refuse(STATUS_USAGE, "%s: no such command; did you mean %s? (gaccd help)", first, nearest.word);
-    return refuse(STATUS_USAGE, "%s: no such command; gaccd run JOB.yaml trains (gaccd help)", first);
+    struct error error;
+    manual_no_command(&manual, first, &error);
+    if (strchr(error.text, ';')) return refuse(STATUS_USAGE, "%s (gaccd help)", error.text);
+    return refuse(STATUS_USAGE, "%s; gaccd run JOB.yaml trains (gaccd help)", error.text);
 }
 
-static int parse(const struct command *command, bool is_named, int count, char **words, struct arguments *arguments)
+static int parse(const struct manual_command *command, bool is_named, int count, char **words,
+                 struct arguments *arguments)
 {
-    static const struct option *const sets[] = {[OPTIONS_NONE] = no_options,
-                                                [OPTIONS_JOB] = job_options,
-                                                [OPTIONS_RUN] = run_options,
-                                                [OPTIONS_VERIFY] = verify_options};
-    const struct option *options = sets[command->options];
-    const char *letters = command->options == OPTIONS_JOB ? ":n:" : ":";
+    struct manual_getopt getopt;
+    manual_getopt(&manual, command, &getopt);
     opterr = 0;
-    for (int option; (option = getopt_long(count, words, letters, options, NULL)) != -1;) {
+    for (int option; (option = getopt_long(count, words, getopt.letters, getopt.options, NULL)) != -1;) {
         struct error error;
         if (option == '?' || option == ':') {
-            option_fault(option, words, options, &error);
+            option_fault(option, words, getopt.options, &error);
             return refuse(STATUS_USAGE, "%s (gaccd help)", error.text);
         }
         int status = take_option(arguments, option);
         if (status) return status;
     }
+    if (arguments->help || arguments->version) return 0;
     arguments->paths = words + optind;
     arguments->path_count = count - optind;
     if (arguments->path_count == (command->operand ? 1 : 0)) return 0;
@@ -280,13 +330,6 @@ static int parse(const struct command *command, bool is_named, int count, char *
         return refuse(STATUS_USAGE, "%s: %s is wanted (gaccd help)", command->name, command->operand);
     if (!is_named) return refuse_words(arguments);
     return refuse(STATUS_USAGE, "%s: one word too many: %s", command->name, arguments->paths[command->operand ? 1 : 0]);
-}
-
-static const struct command *find_command(const char *name)
-{
-    for (size_t i = 0; i < COMMANDS; i++)
-        if (!strcmp(commands[i].name, name)) return &commands[i];
-    return NULL;
 }
 
 /* Whatever is opened later must not become 0, 1 or 2: somebody would read or write it as such. */
@@ -301,12 +344,8 @@ static void open_standard_streams(void)
 static int act(int count, char **words)
 {
     if (count < 2) return refuse(STATUS_USAGE, "a job file is wanted: gaccd JOB.yaml (gaccd help)");
-    if (!strcmp(words[1], "--version")) {
-        puts("gaccd " GACC_VERSION);
-        return flush_output();
-    }
-    const bool asks_help = !strcmp(words[1], "--help") || !strcmp(words[1], "-h");
-    const struct command *command = find_command(asks_help ? "help" : words[1]);
+    if (count == 3 && !strcmp(words[1], "--print") && manual_print(&manual, words[2], stdout)) return flush_output();
+    const struct manual_command *command = manual_find(&manual, words[1]);
     const bool is_named = command != NULL;
     const int skipped = is_named ? 1 : 0; /* getopt takes the word before the options for the program's name */
     if (command) words[1] = words[0];
@@ -314,7 +353,14 @@ static int act(int count, char **words)
     if (command && !command->act) return refuse(STATUS_USAGE, "%s is not offered by this version", command->name);
     if (!command) command = &commands[0];
     int status = parse(command, is_named, count - skipped, words + skipped, &arguments);
-    return status ? status : command->act(&arguments);
+    if (status) return status;
+    if (arguments.version)
+        puts("gaccd " GACC_VERSION);
+    else if (arguments.help)
+        manual_help(&manual, is_named ? command : NULL, stdout);
+    else
+        return command->act(&arguments);
+    return flush_output();
 }
 
 int main(int count, char **words)

@@ -166,23 +166,3 @@ int client_begin(struct client *client, struct client_call *call, const Protobuf
     free(bytes);
     return refused ? error_set(error, STATUS_UNAVAILABLE, "%s: takes no more calls", client->target->endpoint) : 0;
 }
-
-int client_call(const struct target *target, struct client_call *call, const ProtobufCMessage *request, int seconds,
-                struct error *error)
-{
-    struct client *client;
-    int status = client_open(&client, target, error);
-    if (status) return status;
-    const int64_t limit = now() + 1000 * (int64_t)seconds;
-    status = client_begin(client, call, request, error);
-    while (!status && !call->over) {
-        const int64_t left = limit - now();
-        if (seconds && left <= 0)
-            status = error_set(error, STATUS_UNAVAILABLE, "%s: no answer within %d s", target->endpoint, seconds);
-        else
-            status = client_wait(client, -1, seconds ? (int)left : -1, error);
-    }
-    if (!status) status = outcome_of_call(target, call->code, call->text, error);
-    client_close(client);
-    return status;
-}

@@ -40,9 +40,4 @@ int client_begin(struct client *client, struct client_call *call, const Protobuf
  * none) can be read, a signal came, or `milliseconds` (−1: no limit) are over. Negative: the connection is lost. */
 int client_wait(struct client *client, int other, int milliseconds, struct error *error);
 
-/* One call with all of its messages, on a connection of its own. seconds 0: as long as it takes. 0 only when the server
- * ended it with OK; else the exit status of what it said, with the next step in the text. */
-int client_call(const struct target *target, struct client_call *call, const ProtobufCMessage *request, int seconds,
-                struct error *error);
-
 #endif

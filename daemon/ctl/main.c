@@ -1,195 +1,243 @@
-/* gaccctl: asks a running job, and watches it. */
-#include <getopt.h>
-#include <stdbool.h>
+/* gaccctl: asks a running job, watches it and steers it. Subcommands and options are one table (daemon/manual.h). */
+#include <errno.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/command_line.h"
-#include "daemon/ctl/client.h"
+#include "daemon/ctl/arguments.h"
 #include "daemon/ctl/outcome.h"
-#include "daemon/ctl/show.h"
-#include "daemon/ctl/target.h"
-#include "daemon/slip.h"
+#include "daemon/manual.h"
 
-struct options {
-    struct target_words target;
-    unsigned long long from;
-    bool json;
+static const struct manual_option general_options[] = {
+    {"run", 'r', false, "DIR", "runs",
+     "the run directory; without it, the newest below runs/, one whose job is running first"},
+    {"connect", 'c', false, "ADDRESS", NULL, "an address, unix:PATH or HOST:PORT, instead of a run directory"},
+    {"token-file", 't', false, "PATH", "file",
+     "for --connect: holds the job's token in a line, or is a copy of its connection.json; nobody else may read it"},
+    {"json", 'j', false, NULL, NULL, "for programs; an error is an object, too, and standard error stays empty"},
+    {"help", 'h', true, NULL, NULL, "more about a command"},
+    {"version", 'v', false, NULL, NULL, "the version"},
+    {0},
+};
+static const struct manual_option watch_options[] = {
+    {"from", 'f', false, "STEP", NULL, "begin with this attempt of the job's present start; 1: with its first"},
+    {0},
+};
+static const struct manual_option checkpoint_options[] = {
+    {"wait", 'w', false, NULL, NULL, "until it is complete on disk, or has failed"},
+    {0},
+};
+static const struct manual_option stop_options[] = {
+    {"finish", 'F', false, NULL, NULL, "the job counts as done: it ends as after its last step, and is not resumed"},
+    {0},
+};
+static const struct manual_option config_options[] = {
+    {"live", 'l', false, NULL, NULL, "instead, the keys that set takes, one a line"},
+    {0},
 };
 
-/* ---- the subcommands ---- */
-
-struct printing {
-    const struct options *options;
-    int failed;
-    unsigned long long rows;
+static const struct manual_command commands[] = {
+    {"status", NULL, NULL, NULL, ask_status, "where the job stands, and each rank", NULL},
+    {"watch", NULL, NULL, watch_options, watch,
+     "each step, evaluation, checkpoint and event as it is made, until the job ends",
+     "A row for each line of the job's log.jsonl but its header; --json gives the lines themselves. After a lost "
+     "connection it goes "
+     "on by itself behind the last line it has shown. The last row says how the job ended."},
+    {"top", NULL, NULL, NULL, NULL, "the whole screen: progress, loss and loss scale, ranks, events; q quits",
+     "Bars behind the ranks are the work of their last step, waiting left out: the longest is the one that the others "
+     "wait for. "
+     "Where not all ranks have room, the slowest come first.\n\n"
+     "    p  pause       r  resume     c  checkpoint     (y confirms)\n"
+     "    q  quit        Ctrl-L  draw anew\n\n"
+     "Any terminal will do that knows the cursor movements of a VT100; graphs are drawn in braille where the locale is "
+     "UTF-8. "
+     "NO_COLOR turns colours off."},
+    {"pause", NULL, NULL, NULL, ask_pause, "let the ranks wait behind the step under way, as long as it takes",
+     "A paused job answers everything; checkpoint and stop take effect at once."},
+    {"resume", NULL, NULL, NULL, ask_resume, "let a paused job go on", NULL},
+    {"checkpoint", NULL, NULL, checkpoint_options, ask_checkpoint, "save behind the step under way, and go on", NULL},
+    {"stop", NULL, NULL, stop_options, ask_stop,
+     "end behind the step under way with a checkpoint (75), from which the same gaccd command goes on", NULL},
+    {"set", "key.path=value…", "keys", NULL, ask_set, "change the running job, all of the keys or none",
+     "Keys and values are those of the job file; which of them a running job takes, config --live says. The answer "
+     "names what was, "
+     "what is now, and behind which step. Whatever was set holds after a resume, too.\n\n"
+     "    gaccctl set optimizer.lr=3e-4 optimizer.clip_norm=0.5"},
+    {"config", NULL, NULL, config_options, ask_config,
+     "the effective job, with what was set while it ran, as a job file", NULL},
+    {"health", NULL, NULL, NULL, ask_health, "whether the job serves calls (0) or not (1), as probes ask", NULL},
+    {0},
 };
 
-static void on_status(void *context, const uint8_t *bytes, size_t length)
-{
-    struct printing *printing = context;
-    Gacc__V1__Status *status = gacc__v1__status__unpack(NULL, length, bytes);
-    if (!status) {
-        printing->failed = 1;
-        return;
-    }
-    (printing->options->json ? show_status_json : show_status)(status);
-    gacc__v1__status__free_unpacked(status, NULL);
-}
-
-static int get_status(const struct target *target, const struct options *options, struct error *error)
-{
-    struct printing printing = {.options = options};
-    const Gacc__V1__GetStatusRequest request = GACC__V1__GET_STATUS_REQUEST__INIT;
-    struct client_call call = {.path = "/gacc.v1.Control/GetStatus", .message = on_status, .context = &printing};
-    int status = client_call(target, &call, &request.base, CLIENT_SECONDS, error);
-    if (!status && printing.failed)
-        status = error_set(error, STATUS_UNAVAILABLE, "%s: no Status was answered", target->endpoint);
-    return status;
-}
-
-static void on_record(void *context, const uint8_t *bytes, size_t length)
-{
-    struct printing *printing = context;
-    Gacc__V1__StepRecord *record = gacc__v1__step_record__unpack(NULL, length, bytes);
-    if (!record) return;
-    if (printing->options->json)
-        puts(record->json);
-    else
-        show_record(record, printing->rows++ % 40 == 0);
-    fflush(stdout);
-    gacc__v1__step_record__free_unpacked(record, NULL);
-}
-
-static int watch(const struct target *target, const struct options *options, struct error *error)
-{
-    struct printing printing = {.options = options};
-    Gacc__V1__WatchStepsRequest request = GACC__V1__WATCH_STEPS_REQUEST__INIT;
-    request.from_step = options->from;
-    struct client_call call = {.path = "/gacc.v1.Control/WatchSteps", .message = on_record, .context = &printing};
-    return client_call(target, &call, &request.base, 0, error);
-}
-
-static const struct subcommand {
-    const char *name;
-    int (*act)(const struct target *, const struct options *, struct error *); /* NULL: not offered by this version */
-    const char *help;
-} subcommands[] = {
-    {"status", get_status, "where the job stands, and each rank"},
-    {"watch", watch, "each step and evaluation as it is made, until the job ends; --from STEP begins earlier"},
-    {"top", NULL, NULL},
-    {"pause", NULL, NULL},
-    {"resume", NULL, NULL},
-    {"checkpoint", NULL, NULL},
-    {"stop", NULL, NULL},
-    {"set", NULL, NULL},
-    {"config", NULL, NULL},
-    {"health", NULL, NULL},
+static struct manual_section sections[] = {
+    {"Finding the job",
+     "--run names the run directory, whose connection.json has the address and the token of its job. Without it, and "
+     "without --connect, it is the one below runs/ whose log was written last, running jobs first. A token never comes "
+     "from the command line or the environment, where others could see it."},
+    {"JSON", "With --json standard output is one object, or for watch an object a line. Numbers that there are not are "
+             "null. An error is\n\n"
+             "    {\"error\":{\"status\":69,\"message\":\"runs/gpt: no job is running there; …\"}}\n\n"
+             "with the exit status in it, on standard output as well; standard error is empty then."},
+    {"Exit status", NULL}, /* outcome_manual */
+    {"Environment",
+     "NO_COLOR: no colours. They are used on a terminal only, as is the line that a call waits for the end of a step."},
+    {"Files", "    DIR/connection.json   address, token and process of the running job (0600)\n"
+              "    DIR/result.json       how the last one ended\n"
+              "    DIR/log.jsonl         what watch shows"},
+    {0},
 };
-#define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)
 
-static void help(FILE *to)
-{
-    fputs("gaccctl [--run DIR | --connect ADDRESS] COMMAND [--json]\n\n", to);
-    for (size_t i = 0; i < SUBCOMMANDS; i++)
-        if (subcommands[i].act) fprintf(to, "  %-8s %s\n", subcommands[i].name, subcommands[i].help);
-    fputs("\n  --run DIR          the run directory; without it, the newest below runs/\n"
-          "  --connect ADDRESS  unix:PATH or HOST:PORT\n"
-          "  --token-file PATH  for HOST:PORT: holds the job's token, or is its connection.json\n"
-          "  --json             for programs; an error is {\"error\": …} there, and nothing on stderr\n",
-          to);
-}
+static const struct manual manual = {
+    .program = "gaccctl",
+    .summary = "asks a running gaccd job, watches it and steers it",
+    .usage = "[--run DIR | --connect ADDRESS [--token-file PATH]] COMMAND [--json]",
+    .options = general_options,
+    .commands = commands,
+    .sections = sections,
+};
 
 /* ---- the command line ---- */
 
-static const struct option long_options[] = {
-    {"run", required_argument, NULL, 'r'},
-    {"connect", required_argument, NULL, 'c'},
-    {"token-file", required_argument, NULL, 't'},
-    {"from", required_argument, NULL, 'f'},
-    {"json", no_argument, NULL, 'j'},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},
-    {NULL, 0, NULL, 0},
-};
-
-static int fail(const struct error *error, bool json)
+static int fail(const struct arguments *arguments)
 {
-    if (json)
+    const struct error *error = arguments->error;
+    if (arguments->json)
         outcome_print_json(error);
     else
         fprintf(stderr, "gaccctl: %s\n", error->text);
+    fflush(stdout);
     return (int)error->status;
 }
 
-static const struct subcommand *find(int count, char **words, struct error *error)
+static int close_output(const struct arguments *arguments)
 {
-    const char *name = count ? words[0] : "";
-    for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        if (strcmp(subcommands[i].name, name)) continue;
-        if (!subcommands[i].act)
-            error_set(error, STATUS_USAGE, "%s is not offered by this version", name);
-        else if (count > 1)
-            error_set(error, STATUS_USAGE, "%s: one word too many: %s", name, words[1]);
-        else
-            return &subcommands[i];
-        return NULL;
+    if (!fflush(stdout) && !ferror(stdout)) return 0;
+    error_set_errno(arguments->error, STATUS_IO, errno, "standard output");
+    return fail(&(struct arguments){.error = arguments->error}); /* where a JSON object could not be written either */
+}
+
+static int take_step(struct arguments *arguments, const char *text)
+{
+    char *end;
+    errno = 0;
+    arguments->from = strtoull(text, &end, 10);
+    if (!*end && text[0] >= '1' && text[0] <= '9' && !errno) return 0;
+    return error_set(arguments->error, STATUS_USAGE, "--from %s: a step from 1 on is wanted", text);
+}
+
+static int take_option(struct arguments *arguments, int option)
+{
+    switch (option) {
+    case 'r':
+        arguments->words.run = optarg;
+        return 0;
+    case 'c':
+        arguments->words.connect = optarg;
+        return 0;
+    case 't':
+        arguments->words.token_file = optarg;
+        return 0;
+    case 'w':
+        arguments->wait = true;
+        return 0;
+    case 'F':
+        arguments->finish = true;
+        return 0;
+    case 'l':
+        arguments->live = true;
+        return 0;
+    case 'f':
+        return take_step(arguments, optarg);
+    default: /* --json was seen before */
+        return 0;
     }
-    struct nearest nearest = {.wrong = name};
-    for (size_t i = 0; i < SUBCOMMANDS; i++)
-        if (subcommands[i].act) nearest_try(&nearest, subcommands[i].name);
-    if (!count)
-        error_set(error, STATUS_USAGE, "a command is wanted (gaccctl --help)");
-    else if (nearest.word)
-        error_set(error, STATUS_USAGE, "%s: no such command; did you mean %s? (gaccctl --help)", name, nearest.word);
-    else
-        error_set(error, STATUS_USAGE, "%s: no such command (gaccctl --help)", name);
-    return NULL;
+}
+
+struct parsed {
+    const struct manual_command *command; /* NULL: none is named, and --help or --version is asked for */
+    bool help, version;
+};
+
+static int find_command(struct parsed *parsed, const struct arguments *arguments, const char *name)
+{
+    struct error unknown;
+    parsed->command = manual_find(&manual, name);
+    if (parsed->command && parsed->command->act) return 0;
+    if (parsed->command) return error_set(arguments->error, STATUS_USAGE, "%s is not offered by this version", name);
+    manual_no_command(&manual, name, &unknown);
+    return error_set(arguments->error, STATUS_USAGE, "%s (gaccctl --help)", unknown.text);
+}
+
+/* Options stand anywhere; the first word that is none is the command. Which of them are its own is known at the end. */
+static int parse(int count, char **words, struct parsed *parsed, struct arguments *arguments)
+{
+    struct manual_getopt getopt;
+    int given[MANUAL_OPTIONS_MAX], given_count = 0, status = 0;
+    manual_getopt(&manual, NULL, &getopt);
+    opterr = 0;
+    for (int option; (option = getopt_long(count, words, getopt.letters, getopt.options, NULL)) != -1;) {
+        if (option == '?' || option == ':') return option_fault(option, words, getopt.options, arguments->error);
+        parsed->help |= option == 'h';
+        parsed->version |= option == 'v';
+        if (!manual_has_option(&manual, NULL, option) && given_count < MANUAL_OPTIONS_MAX)
+            given[given_count++] = option;
+        if ((status = take_option(arguments, option))) return status;
+    }
+    arguments->operands = words + optind + 1;
+    arguments->operand_count = count - optind - 1;
+    if (optind < count) status = find_command(parsed, arguments, words[optind]);
+    for (int i = 0; i < given_count && !status && parsed->command; i++)
+        for (const struct option *option = getopt.options; option->name; option++)
+            if (option->val == given[i] && !manual_has_option(&manual, parsed->command, given[i]))
+                status = error_set(arguments->error, STATUS_USAGE, "--%s: is no option of %s (gaccctl %s --help)",
+                                   option->name, parsed->command->name, parsed->command->name);
+    return status;
+}
+
+static int check_operands(const struct manual_command *command, const struct arguments *arguments)
+{
+    if (command->operand && !arguments->operand_count)
+        return error_set(arguments->error, STATUS_USAGE, "%s: %s is wanted (gaccctl %s --help)", command->name,
+                         command->operand, command->name);
+    if (!command->operand && arguments->operand_count)
+        return error_set(arguments->error, STATUS_USAGE, "%s: one word too many: %s", command->name,
+                         arguments->operands[0]);
+    return 0;
+}
+
+static int act(int count, char **words, struct arguments *arguments)
+{
+    struct parsed parsed = {0};
+    int status = parse(count, words, &parsed, arguments);
+    if (status) return status;
+    if (parsed.version) {
+        puts("gaccctl " GACC_VERSION);
+        return 0;
+    }
+    if (parsed.help) {
+        manual_help(&manual, parsed.command, stdout);
+        return 0;
+    }
+    if (!parsed.command) return error_set(arguments->error, STATUS_USAGE, "a command is wanted (gaccctl --help)");
+    status = check_operands(parsed.command, arguments);
+    if (!status) status = target_find(arguments->target, &arguments->words, arguments->error);
+    return status ? status : parsed.command->act(arguments);
 }
 
 int main(int count, char **words)
 {
-    struct options options = {0};
-    struct target target;
     struct error error;
-    char *end;
-    opterr = 0;
-    for (int i = 1; i < count; i++) options.json |= !strcmp(words[i], "--json"); /* for what is wrong before it, too */
-    for (int option; (option = getopt_long(count, words, ":h", long_options, NULL)) != -1;) {
-        switch (option) {
-        case 'r':
-            options.target.run = optarg;
-            break;
-        case 'c':
-            options.target.connect = optarg;
-            break;
-        case 't':
-            options.target.token_file = optarg;
-            break;
-        case 'j':
-            options.json = true;
-            break;
-        case 'f':
-            options.from = strtoull(optarg, &end, 10);
-            if (*end || optarg[0] < '1' || optarg[0] > '9') {
-                error_set(&error, STATUS_USAGE, "--from %s: a step from 1 on is wanted", optarg);
-                return fail(&error, options.json);
-            }
-            break;
-        case 'h':
-            help(stdout);
-            return fflush(stdout) ? STATUS_IO : 0;
-        case 'v':
-            puts("gaccctl " GACC_VERSION);
-            return fflush(stdout) ? STATUS_IO : 0;
-        default:
-            option_fault(option, words, long_options, &error);
-            return fail(&error, options.json);
-        }
-    }
-    const struct subcommand *subcommand = find(count - optind, words + optind, &error);
-    if (!subcommand || target_find(&target, &options.target, &error) || subcommand->act(&target, &options, &error))
-        return fail(&error, options.json);
-    return 0;
+    static struct target target;
+    struct arguments arguments = {.target = &target, .error = &error};
+    setlocale(LC_CTYPE, "");
+    for (size_t i = 0; sections[i].title; i++)
+        if (!sections[i].text) sections[i].text = outcome_manual();
+    if (count == 3 && !strcmp(words[1], "--print") && manual_print(&manual, words[2], stdout))
+        return close_output(&arguments);
+    for (int i = 1; i < count; i++) /* for an error in a word before it, too */
+        arguments.json |= !strcmp(words[i], "--json");
+    if (act(count, words, &arguments)) return fail(&arguments);
+    return close_output(&arguments);
 }

@@ -79,3 +79,36 @@ void outcome_print_json(const struct error *error)
     putchar('\n');
     json_decref(object);
 }
+
+const char *outcome_manual(void)
+{
+    static const struct {
+        enum status status;
+        const char *meaning;
+    } meanings[] = {
+        {STATUS_DONE, "done; watch: the job has ended, however"},
+        {STATUS_REFUSED, "the job does not do that now; health: it serves nobody"},
+        {STATUS_USAGE, "command line"},
+        {STATUS_DATA, "a token file holds no token"},
+        {STATUS_MISSING, "no such run directory or file"},
+        {STATUS_UNAVAILABLE, "no job is there, or it cannot be reached"},
+        {STATUS_INTERNAL, "a fault of the job's, as a checkpoint that failed"},
+        {STATUS_IO, "writing failed"},
+        {STATUS_DENIED, "not allowed"},
+        {STATUS_JOB, "a value that no job file could have"},
+    };
+    static char text[2048];
+    size_t length = 0;
+    for (size_t i = 0; i < sizeof meanings / sizeof *meanings; i++) {
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s    %-2d  %s", i ? "\n" : "",
+                                   (int)meanings[i].status, meanings[i].meaning);
+        const char *before = " (";
+        for (size_t k = 0; k < outcome_count; k++) {
+            if (outcomes[k].status != meanings[i].status || outcomes[k].code == RPC_OK) continue;
+            length += (size_t)snprintf(text + length, sizeof text - length, "%s%s", before, outcomes[k].name);
+            before = ", ";
+        }
+        if (before[0] == ',') length += (size_t)snprintf(text + length, sizeof text - length, ")");
+    }
+    return text;
+}

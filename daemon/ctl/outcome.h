@@ -21,6 +21,8 @@ extern const size_t outcome_count;
 int outcome_of_call(const struct target *target, enum rpc_code code, const char *text, struct error *error);
 /* Nobody could be reached at the target's endpoint; `number` is errno. */
 int outcome_unreachable(const struct target *target, int number, struct error *error);
+/* Every exit status, what it stands for, and its codes: a section of the manual. Static. */
+const char *outcome_manual(void);
 /* {"error": {"status", "message"}}, one line on standard output. */
 void outcome_print_json(const struct error *error);
 

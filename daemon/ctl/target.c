@@ -3,8 +3,8 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
 #include <pwd.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,24 +60,30 @@ static json_t *load(const char *run, const char *name)
     return snprintf(path, sizeof path, "%s/%s", run, name) < (int)sizeof path ? json_load_file(path, 0, NULL) : NULL;
 }
 
-bool target_result(const char *run, char *text, size_t capacity)
+json_t *target_result(const char *run)
 {
     json_t *result = load(run, "result.json");
-    const char *status = json_string_value(json_object_get(result, "status"));
-    const char *reason = json_string_value(json_object_get(result, "reason"));
-    const long long steps = json_integer_value(json_object_get(result, "optimizer_steps"));
-    const bool is_there = status != NULL;
-    if (is_there)
-        snprintf(text, capacity, "%s after %lld steps%s%s", status, steps, reason ? ": " : "", reason ? reason : "");
+    if (json_is_string(json_object_get(result, "status"))) return result;
     json_decref(result);
-    return is_there;
+    return NULL;
+}
+
+void target_result_text(const json_t *result, char *text, size_t capacity)
+{
+    const char *reason = json_string_value(json_object_get(result, "reason"));
+    snprintf(text, capacity, "%s after %lld steps%s%s", json_string_value(json_object_get(result, "status")),
+             (long long)json_integer_value(json_object_get(result, "optimizer_steps")), reason ? ": " : "",
+             reason ? reason : "");
 }
 
 static int say_not_running(const char *run, struct error *error)
 {
     char text[512], log[PATH_MAX];
-    if (target_result(run, text, sizeof text)) {
-        const bool is_done = !strncmp(text, "done ", 5);
+    json_t *result = target_result(run);
+    if (result) {
+        const bool is_done = json_integer_value(json_object_get(result, "exit")) == STATUS_DONE;
+        target_result_text(result, text, sizeof text);
+        json_decref(result);
         return error_set(error, STATUS_UNAVAILABLE, "%s: no job is running there; the last one is %s%s", run, text,
                          is_done ? "" : "; the same gaccd command goes on from its newest checkpoint");
     }
@@ -126,6 +132,7 @@ static int read_connection(struct target *target, const char *run, struct error 
     snprintf(target->run, sizeof target->run, "%s", run);
     copy(target->endpoint, sizeof target->endpoint, connection, "endpoint");
     copy(target->host, sizeof target->host, connection, "host");
+    copy(target->job_id, sizeof target->job_id, connection, "job_id");
     copy_token(target, connection);
     json_decref(connection);
     return target->endpoint[0] ? 0 : say_not_running(run, error);

@@ -2,8 +2,8 @@
 #ifndef GACC_CTL_TARGET_H
 #define GACC_CTL_TARGET_H
 
+#include <jansson.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "proto/error.h"
@@ -13,6 +13,7 @@ struct target {
     char token[256];    /* empty: none */
     char run[PATH_MAX]; /* the run directory; empty: --connect */
     char host[256];     /* the coordinator's, with `run` */
+    char job_id[64];    /* another one for every start, with `run` */
 };
 
 /* As given on the command line, or NULL. */
@@ -24,8 +25,9 @@ struct target_words {
 /* No address: 64. No run directory: 66. One that is not ours: 77. One without a running job: 69, with what result.json
  * says and the next step. */
 int target_find(struct target *target, const struct target_words *words, struct error *error);
-/* How the job of a run directory ended, in the words of result.json: "done after 200 steps". False: there is none, as
- * while it runs. */
-bool target_result(const char *run, char *text, size_t capacity);
+/* result.json, the caller's; NULL: there is none, as while the job runs. */
+json_t *target_result(const char *run);
+/* How it ended: "done after 200 steps". */
+void target_result_text(const json_t *result, char *text, size_t capacity);
 
 #endif

@@ -3,9 +3,11 @@ questions are required of every run. Every requirement has a row."""
 import glob
 import os
 import re
+import shutil
 import subprocess
 
 import harness
+from control_stubs import Fake, control_pb2
 
 
 def text_of(*path):
@@ -79,6 +81,72 @@ class Documents(harness.Scenario):
         for job in jobs:
             done = subprocess.run([harness.GACCD, "check", job, "--set", "batch.micro=1"], cwd=harness.ROOT, env=environment, capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stderr), (0, ""), job)
+
+    # ---- what the programs say about themselves ----
+
+    def test_the_programs_documents_are_those_of_their_tables(self):
+        """GACC_WRITE_REFERENCE=1 writes them anew."""
+        for program in (harness.GACCD, harness.GACCCTL):
+            path = os.path.join(harness.ROOT, "deploy", "docs", os.path.basename(program) + ".md")
+            text = self.call(program, "--print", "markdown").out
+            if os.environ.get("GACC_WRITE_REFERENCE"):
+                with open(path, "w") as file:
+                    file.write(text)
+            with open(path) as file:
+                self.assertEqual(file.read(), text, path)
+
+    def test_every_command_explains_itself(self):
+        for program in (harness.GACCD, harness.GACCCTL):
+            listed = re.findall(r"^  ([a-z]+)\b.*  ", self.call(program, "--help").out, re.M)
+            self.assertGreater(len(listed), 4)
+            man = self.call(program, "--print", "man").out
+            for command in listed:
+                done = self.call(program, command, "--help")
+                self.assertEqual((done.status, done.err), (0, ""))
+                self.assertTrue(done.out.startswith(f"{os.path.basename(program)} {command}"), done.out)
+                self.assertRegex(man, rf'(?m)^\.SS "{command}')
+                for option in re.findall(r"^  .*(--[a-z-]+)", done.out, re.M):
+                    self.assertIn(option.replace("-", "\\-"), man)
+
+    def test_man_pages_are_sound(self):
+        if not shutil.which("groff"):
+            self.skipTest("groff is not installed")
+        for program in (harness.GACCD, harness.GACCCTL):
+            self.write("page", self.call(program, "--print", "man").out)
+            done = self.call("groff", "-Kutf8", "-Tutf8", "-man", "-ww", "-P-cbou", "page")
+            self.assertEqual((done.status, done.err), (0, ""))
+            self.assertIn("EXIT STATUS", done.out)
+
+    def complete(self, program, line):
+        """What bash offers for the last word of a line, words and "=" apart as readline parts them."""
+        words = re.findall(r"=|[^\s=]+", line) + ([""] if line.endswith(" ") else [])
+        self.write("completion", self.call(program, "--print", "completion").out)
+        script = "compopt() { :; }; . ./completion; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _$(basename \"$1\"); printf '%s\\n' \"${COMPREPLY[@]}\""
+        done = self.call("bash", "-c", script, "bash", program, *words[1:])
+        self.assertEqual((done.status, done.err), (0, ""))
+        return done.out.split()
+
+    def test_completion(self):
+        for name in ("runs/a", "runs/b", "other"):
+            os.makedirs(os.path.join(self.directory, name))
+        self.write("runs/a/log.jsonl", ""), self.write("job.yaml", "")
+        for line, offered in (("gaccctl st", ["status", "stop"]), ("gaccctl watch --f", ["--from"]), ("gaccctl status --f", []),
+                              ("gaccctl --run r", ["runs"]), ("gaccctl --run runs/", ["runs/a"]), ("gaccctl --run runs/a che", ["checkpoint"]),
+                              ("gaccctl --run runs/a stop --", ["--run", "--connect", "--token-file", "--json", "--help", "--version", "--finish"]),
+                              ("gaccctl set optimizer.lr=", [])):
+            self.assertEqual(self.complete(harness.GACCCTL, line), offered, line)
+        for line, offered in (("gaccd ver", ["verify"]), ("gaccd jo", ["job.yaml"]), ("gaccd --device c", ["cpu", "cuda"]),
+                              ("gaccd check job.yaml -", ["--help", "--version", "--set", "--output", "-n"]), ("gaccd job.yaml --re", ["--resume"])):
+            self.assertEqual(self.complete(harness.GACCD, line), offered, line)
+
+    def test_completion_of_live_keys(self):
+        fake = Fake(GetConfig=control_pb2.Config(live=["optimizer.lr", "optimizer.clip_norm", "job.steps"]))
+        self.addCleanup(fake.server.stop, None)
+        os.mkdir(os.path.join(self.directory, "run"))
+        path = self.write("run/connection.json", '{"endpoint": "tcp://127.0.0.1:%d"}' % fake.port)
+        self.assertEqual(self.complete(harness.GACCCTL, "gaccctl --run run set opt"), ["optimizer.lr=", "optimizer.clip_norm="])
+        self.assertEqual(self.complete(harness.GACCCTL, "gaccctl set --run run j"), ["job.steps="])
+        os.remove(path)
 
     def test_every_requirement_has_a_row_and_its_tests_are_there(self):
         rows = re.findall(r"^\| ([A-M]\d+) \|.*\| ([^|]*) \|$", text_of("tests", "REQUIREMENTS.md"), re.M)

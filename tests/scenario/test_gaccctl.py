@@ -1,9 +1,16 @@
 """gaccctl asks a running job and watches it; without a job it says so."""
 import json
 import os
+import select
 import signal
+import socket
+import subprocess
+import threading
+
+import grpc
 
 import harness
+from control_stubs import Fake, control_pb2
 
 
 class Gaccctl(harness.Scenario):
@@ -37,7 +44,7 @@ class Gaccctl(harness.Scenario):
         done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
         self.assertEqual((done.status, done.err), (0, ""))
         job.wait()
-        self.assertEqual([json.loads(line) for line in done.out.splitlines()], job.log("step"))
+        self.assertEqual([json.loads(line) for line in done.out.splitlines()], job.log())
         self.assertEqual(len(job.log("step")), 200)
 
     def test_no_run(self):
@@ -52,8 +59,8 @@ class Gaccctl(harness.Scenario):
         self.assertEqual(done.err, "gaccctl: run: no job is running there; the last one is done after 2 steps\n")
 
     def test_what_is_not_offered_is_refused(self):
-        for word in ("pause", "top", "nonsense"):
-            done = self.call(harness.GACCCTL, word)
+        for words in (["nonsense"], ["status", "more"], ["set"], ["--from", "3", "status"], ["watch", "--from", "0"], ["watch", "--from", "9" * 30]):
+            done = self.call(harness.GACCCTL, *words)
             self.assertEqual((done.status, len(done.err.splitlines())), (64, 1))
 
     def test_watching_shows_evaluations(self):
@@ -65,14 +72,13 @@ class Gaccctl(harness.Scenario):
         done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
         self.assertEqual((done.status, done.err), (0, ""))
         running.wait()
-        records = [record for record in running.log() if record["type"] in ("step", "eval")]
-        self.assertEqual([record["step"] for record in records if record["type"] == "eval"], [10, 20, 30, 40])
-        self.assertEqual([json.loads(line) for line in done.out.splitlines()], records)
+        self.assertEqual([record["step"] for record in running.log("eval")], [10, 20, 30, 40])
+        self.assertEqual([json.loads(line) for line in done.out.splitlines()], running.log())
 
         running = self.start(dict(job, job={"name": "gpt", "steps": 10**9}), output="again").until_step(15)
         harness.until(lambda: running.log("eval"), 10, "an evaluation")
-        watching = harness.subprocess.Popen([harness.GACCCTL, "--run", "again", "watch", "--from", "9"], cwd=self.directory,
-                                            env=self.environment, stdout=harness.subprocess.PIPE, text=True)
+        watching = subprocess.Popen([harness.GACCCTL, "--run", "again", "watch", "--from", "9"], cwd=self.directory,
+                                            env=self.environment, stdout=subprocess.PIPE, text=True)
         rows = [watching.stdout.readline().split() for _ in range(4)]
         watching.kill()
         watching.communicate()
@@ -142,7 +148,7 @@ class Gaccctl(harness.Scenario):
         os.makedirs(os.path.join(self.directory, "runs", "old"))
         self.write("runs/old/log.jsonl", "")
         self.assertIn("runs/old: no job is running there; the last one was killed: the same gaccd command goes on", said())
-        self.write("runs/old/result.json", json.dumps({"status": "stopped", "reason": "SIGTERM", "optimizer_steps": 7}))
+        self.write("runs/old/result.json", json.dumps({"status": "stopped", "exit": 75, "reason": "SIGTERM", "optimizer_steps": 7}))
         self.assertIn("the last one is stopped after 7 steps: SIGTERM; the same gaccd command goes on", said())
         self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": os.uname().nodename}))
         self.assertIn("runs/old: its job was killed, it seems; the same gaccd command goes on", said())
@@ -157,6 +163,179 @@ class Gaccctl(harness.Scenario):
         os.utime(self.write("runs/c/log.jsonl", ""), (2**31, 2**31))
         self.assertEqual(json.loads(self.call(harness.GACCCTL, "status", "--json").out)["output"], "runs/b")
         self.end(job)
+
+
+    # ---- calls, answered by a server that is not ours ----
+
+    def ask(self, fake, *words):
+        self.addCleanup(fake.server.stop, None)
+        return self.call(harness.GACCCTL, "--connect", f"127.0.0.1:{fake.port}", *words)
+
+    def test_changes_say_behind_which_step(self):
+        effect = control_pb2.Effect(step=123, optimizer_steps=120)
+        later = control_pb2.Effect(step=124, optimizer_steps=121)
+        reply = control_pb2.SetParametersReply(effect=effect, changes=[
+            control_pb2.Change(path="optimizer.lr", was="0.001", now="3e-4"),
+            control_pb2.Change(path="batch.global", was="8", now="16", effect=later)])
+        fake = Fake(Pause=effect, Resume=effect, Stop=effect, SetParameters=reply,
+                    Checkpoint=control_pb2.CheckpointReply(effect=effect, name="step-00000120"))
+        behind = "after step 120 (attempt 123)"
+        for words, out, asked in (
+                (["pause"], f"paused {behind}; gaccctl resume goes on\n", ""),
+                (["resume"], f"goes on {behind}\n", ""),
+                (["checkpoint"], f"step-00000120 is written, as it is {behind}\n", ""),
+                (["checkpoint", "--wait"], f"step-00000120 is complete, as it was {behind}\n", "wait: true\n"),
+                (["stop"], f"stops {behind}, with a checkpoint: exit status 75; the same gaccd command goes on from it\n", ""),
+                (["stop", "--finish"], f"stops {behind}, as done: exit status 0\n", "finish: true\n"),
+                (["set", "optimizer.lr=3e-4", "batch.global=a=b"],
+                 f"optimizer.lr: 0.001 → 3e-4, {behind}\nbatch.global: 8 → 16, after step 121 (attempt 124)\n",
+                 'settings {\n  path: "optimizer.lr"\n  value: "3e-4"\n}\nsettings {\n  path: "batch.global"\n  value: "a=b"\n}\n'),
+        ):
+            done = self.ask(fake, *words)
+            self.assertEqual((done.status, done.out, done.err), (0, out, ""))
+            self.assertEqual(str(fake.asked[-1][1]), asked)
+            answer = json.loads(self.ask(fake, *words, "--json").out)
+            self.assertEqual((answer["step"], answer["optimizer_steps"]), (123, 120))
+        self.assertEqual(answer["changes"][1], {"key": "batch.global", "was": "8", "now": "16", "step": 124, "optimizer_steps": 121})
+        self.assertEqual(self.ask(fake, "set", "lr").status, 64)
+
+    def test_config(self):
+        fake = Fake(GetConfig=control_pb2.Config(yaml="optimizer:\n  lr: 0.1\n", live=["optimizer.lr", "job.steps"],
+                                                 set=[control_pb2.Setting(path="optimizer.lr", value="0.1")]))
+        self.assertEqual(self.ask(fake, "config").out, "optimizer:\n  lr: 0.1\n\n# Set while it ran:\n#   optimizer.lr=0.1\n")
+        self.assertEqual(self.ask(fake, "config", "--live").out, "optimizer.lr\njob.steps\n")
+        self.assertEqual(json.loads(self.ask(fake, "config", "--json").out),
+                         {"yaml": "optimizer:\n  lr: 0.1\n", "live": ["optimizer.lr", "job.steps"], "set": {"optimizer.lr": "0.1"}})
+
+    def test_health(self):
+        for answer, status, word in ((b"\x08\x01", 0, "SERVING"), (b"\x08\x02", 1, "NOT_SERVING"), (b"", 1, "UNKNOWN")):
+            done = self.ask(Fake(health=answer), "health")
+            self.assertEqual(done.status, status)
+            self.assertIn(word, done.err if status else done.out)
+        self.assertEqual(json.loads(self.ask(Fake(health=b"\x08\x01"), "health", "--json").out), {"status": "SERVING"})
+        self.assertEqual(self.ask(Fake(), "health").status, 69)
+
+    def test_every_grpc_status_has_an_exit_status(self):
+        statuses = {"CANCELLED": 69, "UNKNOWN": 70, "INVALID_ARGUMENT": 78, "DEADLINE_EXCEEDED": 69, "NOT_FOUND": 69,
+                    "ALREADY_EXISTS": 1, "PERMISSION_DENIED": 77, "RESOURCE_EXHAUSTED": 69, "FAILED_PRECONDITION": 1, "ABORTED": 1,
+                    "OUT_OF_RANGE": 78, "UNIMPLEMENTED": 69, "INTERNAL": 70, "UNAVAILABLE": 69, "DATA_LOSS": 70, "UNAUTHENTICATED": 77}
+        self.assertEqual(set(statuses), {code.name for code in grpc.StatusCode} - {"OK"})
+        manual = self.call(harness.GACCCTL, "--print", "markdown").out
+        fake = Fake()
+        for name, status in statuses.items():
+            fake.answers["Pause"] = (getattr(grpc.StatusCode, name), "the lamp\x1b[31m is „red“")
+            done = self.ask(fake, "pause")
+            self.assertEqual(done.status, status, name)
+            self.assertTrue(done.err.startswith("gaccctl: the lamp?[31m is „red“"), done.err)
+            self.assertRegex(manual, rf"(?m)^    {status} .*\b{name}\b")
+            error = json.loads(self.ask(fake, "pause", "--json").out)["error"]
+            self.assertEqual(error["status"], status)
+
+    def test_texts_of_the_job_do_not_steer_the_terminal(self):
+        evil = "a\x1b]0;b\x07c\x9bd"
+        fake = Fake(GetStatus=control_pb2.Status(job=evil, output=evil, phase=evil, checkpoint=evil, requests=[evil],
+                                                 ranks=[control_pb2.RankStatus(host=evil)]),
+                    WatchSteps=[control_pb2.StepRecord(step=1, json=json.dumps({"type": "event", "text": evil}))])
+        for words in (["status"], ["watch"]):
+            out = self.ask(fake, *words).out
+            self.assertIn("a?]0;b?c??d", out)
+            self.assertFalse(set(out) & set("\x1b\x07\x9b"))
+
+    def test_watching_shows_what_is_no_step(self):
+        lines = [{"type": "header"}, {"type": "step", "step": 7, "optimizer_steps": 6, "verdict": "skip", "loss": None},
+                 {"type": "checkpoint", "optimizer_steps": 6, "name": "step-00000006", "bytes": 2500000, "seconds": {"copy": 0.1, "write": 1, "commit": 1}},
+                 {"type": "event", "text": "too many skips"},
+                 {"type": "control", "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}]},
+                 {"type": "control", "method": "Pause", "by": "uid 0", "accepted": False, "reason": "it is paused"},
+                 {"type": "end", "optimizer_steps": 6, "status": "stopped", "exit": 75, "reason": "SIGTERM"}]
+        fake = Fake(WatchSteps=[control_pb2.StepRecord(step=7, json=json.dumps(line)) for line in lines])
+        done = self.ask(fake, "watch", "--from", "7")
+        self.assertEqual((done.status, done.err), (0, ""))
+        self.assertEqual(fake.asked, [("WatchSteps", control_pb2.WatchStepsRequest(from_step=7, all=True))])
+        self.assertEqual([" ".join(row.split()) for row in done.out.splitlines()[1:]], [
+            "7 6 skip - - - - -",
+            "7 6 checkpoint step-00000006: 2.5 MB, training stood still for 0.1 s, all on disk 2 s later",
+            "7 - event too many skips",
+            "7 - control SetParameters by uid 0: optimizer.lr: 1 → 2",
+            "7 - control Pause by uid 0; refused: it is paused",
+            "7 6 end stopped (exit status 75): SIGTERM"])
+
+    # ---- connections that are lost ----
+
+    def through(self, job, lines):
+        """A connection.json that leads through a proxy, which cuts the connection behind so many lines, five times."""
+        endpoint = job.connection()["endpoint"].removeprefix("unix:")
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(listener.close)
+        cuts = []
+
+        def serve():
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with socket.socket(socket.AF_UNIX) as server, client:
+                    try:
+                        server.connect(endpoint)
+                        seen = 0
+                        while seen < lines or len(cuts) == 5:
+                            for ready in select.select([client, server], [], [])[0]:
+                                data = ready.recv(700)
+                                if not data:
+                                    raise OSError
+                                (server if ready is client else client).sendall(data)
+                                seen += data.count(b'"type"')
+                        cuts.append(seen)
+                    except OSError:
+                        pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        os.makedirs(os.path.join(self.directory, "through"))
+        connection = dict(job.connection(), endpoint=f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        self.write("through/connection.json", json.dumps(connection))
+        return cuts
+
+    def test_watching_goes_on_after_lost_connections(self):
+        """Every line once, however often the connection is cut; at the end, how the job ended."""
+        job = self.start(dict(self.job, job={"name": "gpt", "steps": 1000}, checkpoint={"every": 50, "keep": 1})).until_step(1)
+        cuts = self.through(job, 30)
+        done = self.call(harness.GACCCTL, "--run", "through", "watch", "--from", "1", "--json")
+        os.remove(os.path.join(self.directory, "through", "connection.json"))
+        self.assertEqual((done.status, done.err), (0, ""))
+        job.wait()
+        self.assertEqual([json.loads(line) for line in done.out.splitlines()], job.log())
+        self.assertEqual(len(cuts), 5)
+
+    def test_watching_a_job_that_is_killed(self):
+        """Its run directory says what became of it."""
+        job = self.start(self.job).until_step(3)
+        watching = subprocess.Popen([harness.GACCCTL, "--run", "run", "watch"], cwd=self.directory, env=self.environment,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        watching.stdout.readline()
+        self.end(job)
+        out, _ = watching.communicate(timeout=20)
+        self.assertEqual(watching.returncode, 0)
+        self.assertIn(self.result()["reason"], out.splitlines()[-1])
+
+    # ---- what a real job answers ----
+
+    def test_a_job_is_steered(self):
+        job = self.start(self.job).until_step(3)
+        ctl = [harness.GACCCTL, "--run", "run"]
+        at = json.loads(self.call(*ctl, "pause", "--json").out)
+        harness.until(lambda: json.loads(self.call(*ctl, "status", "--json").out)["phase"] == "paused", 10, "paused")
+        self.assertEqual(json.loads(self.call(*ctl, "status", "--json").out)["step"], at["step"])
+        done = self.call(*ctl, "checkpoint", "--wait", "--json")
+        saved = json.loads(done.out)
+        self.assertEqual((done.status, saved["step"], saved["complete"]), (0, at["step"], True))
+        self.assertTrue(os.path.exists(os.path.join(job.output, "checkpoints", saved["name"], "manifest.json")))
+        self.assertEqual(self.call(*ctl, "health").out, "SERVING\n")
+        self.assertEqual(self.call(*ctl, "resume").status, 0)
+        job.until_step(at["step"] + 1)
+        self.assertEqual(self.call(*ctl, "stop", "--finish").status, 0)
+        self.assertEqual(job.wait().status, 0)
+        self.assertEqual(self.result()["status"], "done")
 
 
 if __name__ == "__main__":
