@@ -11,6 +11,7 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 
+import control
 import harness
 import stubs
 import toys
@@ -26,7 +27,7 @@ SGD = {"type": "sgd", "lr": 2**-4, "momentum": 0.5, "weight_decay": 2**-5, "clip
 ADAMW = {"type": "adamw", "lr": 0.02, "weight_decay": 0.1, "clip_norm": 0.5}
 
 
-class Mixed(toys.Training):
+class Mixed(control.Steered):
     """Jobs whose ranks are of several programs."""
 
     def setUp(self):
@@ -106,6 +107,20 @@ class Linear(Mixed):
         self.assertEqual(resumed.weight.tobytes(), alone.weight.tobytes())
         again = self.mpirun(job, ["gaccd", "linear"], "resumed").wait(30)
         self.assertEqual((again.status, again.own_lines()), (0, ["gaccd: resumed: already finished"]))
+
+    def test_a_pause_with_a_checkpoint_in_it_changes_nothing(self):
+        job = self.linear(optimizer_=SGD)
+        job["job"]["steps"] = 1000
+        alone = self.outcome(job, ["gaccd", "gaccd"], "alone")
+        running = self.mpirun(job, ["gaccd", "linear"], "mixed").until_step(1)
+        stub = self.stub(running)
+        held = self.pause(stub)
+        harness.until(lambda: {rank.state for rank in self.status(stub).ranks} == {stubs.workers_pb2.STATE_PAUSED}, 10, "paused")
+        self.assertEqual(self.checkpoint(stub).effect.step, held.step)
+        self.assertEqual(self.resume(stub).step, held.step)
+        mixed = toys.Outcome(self.end(running, 0), running.output)
+        self.assertLess(held.step, 1000)
+        self.assert_same(alone, mixed)
 
     def test_what_a_worker_cannot_do_it_says_in_its_hello(self):
         done = self.mpirun(self.linear(precision_={"reduce": "bf16"}), ["gaccd", "linear"], "run").wait(60)

@@ -251,7 +251,7 @@ class Rank:
         self.master = [numpy.zeros(end - begin, model.wide) for begin, end in self.own]
         self.shard = [numpy.zeros(end - begin, model.wide) for begin, end in self.own]
         self.moments = [model.moments(end - begin) for begin, end in self.own]
-        self.orders = {}
+        self.orders, self.at = {}, 0
         self.take_masters(model.initial())
 
     def take_masters(self, values):
@@ -290,12 +290,25 @@ class Rank:
     def steps(self, plan):
         """Each decision opens the next window, whose plan came with the one before, and brings the plan after that."""
         decision = self.report(messages.Report(step=plan.step - 1), plan)
-        while decision.HasField("next"):
+        while decision.HasField("next") or decision.hold:
+            if not decision.HasField("next"):
+                plan, decision = self.stand_by(plan, decision)
+                continue
             next_plan = decision.plan if decision.HasField("plan") else None
             decision = self.step(plan, decision.next, next_plan)
             plan = next_plan
         if not decision.stop:
             self.export()
+
+    def stand_by(self, plan, decision):
+        """The job is paused: a report as at the start, of the plan that comes next, which may have been made anew."""
+        self.enter(messages.STATE_PAUSED)
+        if decision.HasField("plan"):
+            plan = decision.plan
+        answer = self.report(messages.Report(step=plan.step - 1), plan)
+        if answer.HasField("save"):
+            self.line.say(saved=self.save(answer.save))
+        return plan, answer
 
     # ---- one step ----
 
