@@ -3,6 +3,9 @@ import os
 import subprocess
 import sys
 
+# The newest of each: what users have. numpy: the harness.
+GRPC = ("grpc", [["install", "grpcio", "grpcio-reflection", "grpcio-health-checking", "numpy"]])
+
 
 def skip(why):
     print("skipped:", why, flush=True)

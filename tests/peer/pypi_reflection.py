@@ -2,7 +2,7 @@
 read their messages and call them."""
 import environment
 
-environment.enter("grpc", [["install", "grpcio", "grpcio-reflection", "grpcio-health-checking"]])
+environment.enter(*environment.GRPC)
 
 import grpc
 from google.protobuf.descriptor_pool import DescriptorPool
