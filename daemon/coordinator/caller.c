@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Everybody on the private socket has our own user id; asking for its name once is enough. */
-static const char *user_name(void)
+/* Asked for once, and for nobody else's: a directory service may take its time. */
+static const char *own_name(void)
 {
     static char name[64];
     if (name[0]) return name;
@@ -17,33 +17,38 @@ static const char *user_name(void)
     return name;
 }
 
-static void describe_owner(struct caller *caller, int fd)
+static void describe_local(char by[160], int fd)
 {
-    struct ucred peer = {.uid = geteuid()};
+    struct ucred peer;
     socklen_t size = sizeof peer;
-    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-    snprintf(caller->by, sizeof caller->by, "uid %u (%s), pid %d", (unsigned)peer.uid, user_name(), (int)peer.pid);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+        snprintf(by, 160, "an unknown process");
+    else if (peer.uid == geteuid())
+        snprintf(by, 160, "uid %u (%s), pid %d", (unsigned)peer.uid, own_name(), (int)peer.pid);
+    else
+        snprintf(by, 160, "uid %u, pid %d", (unsigned)peer.uid, (int)peer.pid);
 }
 
-static void describe_operator(struct caller *caller, int fd)
+void caller_at(char by[160], int fd, const char *role)
 {
     struct sockaddr_storage peer;
     socklen_t size = sizeof peer;
     char host[INET6_ADDRSTRLEN + 16] = "an unknown address", port[8] = "";
-    if (!getpeername(fd, (struct sockaddr *)&peer, &size))
+    if (!getpeername(fd, (struct sockaddr *)&peer, &size)) {
+        if (peer.ss_family == AF_UNIX) {
+            describe_local(by, fd);
+            return;
+        }
         getnameinfo((struct sockaddr *)&peer, size, host, sizeof host, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV);
+    }
     const bool has_colons = strchr(host, ':') != NULL;
-    snprintf(caller->by, sizeof caller->by, "token %s from %s%s%s:%s", caller->role, has_colons ? "[" : "", host,
-             has_colons ? "]" : "", port);
+    snprintf(by, 160, "%s%s%s%s%s%s:%s", role ? "token " : "", role ? role : "", role ? " from " : "",
+             has_colons ? "[" : "", host, has_colons ? "]" : "", port);
 }
 
 void caller_of(struct caller *caller, const struct rpc_call *call)
 {
-    const int fd = connection_descriptor(call);
     caller->role = "control";
-    if (connection_trust(call) == TRUST_OWNER)
-        describe_owner(caller, fd);
-    else
-        describe_operator(caller, fd);
+    caller_at(caller->by, connection_descriptor(call), caller->role);
 }

@@ -9,7 +9,9 @@ struct caller {
     const char *role; /* "control"; static */
 };
 
-/* Of a call that was admitted. */
+/* Of a call that changes something and was admitted. */
 void caller_of(struct caller *caller, const struct rpc_call *call);
+/* The peer of a socket; role: of the token that it has shown, or NULL: "127.0.0.1:41234". */
+void caller_at(char by[160], int fd, const char *role);
 
 #endif

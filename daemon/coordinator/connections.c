@@ -18,7 +18,7 @@ struct connection {
     struct rpc_connection *rpc;
     enum trust trust;
     uint64_t opened, heard; /* uv_now */
-    bool is_stranger, is_dirty, is_writing, is_failed, is_closing;
+    bool is_stranger, is_claimed, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
@@ -140,13 +140,26 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
     mark_dirty(connection);
 }
 
-static bool is_our_user(uv_stream_t *stream)
+static int descriptor(const struct connection *connection)
 {
     int fd;
+    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+}
+
+static void refused(const struct connection *connection, const char *why)
+{
+    struct connections *owner = connection->owner;
+    if (owner->refused) owner->refused(owner->context, descriptor(connection), why);
+}
+
+static bool is_our_user(const struct connection *connection)
+{
     struct ucred peer;
     socklen_t size = sizeof peer;
-    return !uv_fileno((uv_handle_t *)stream, &fd) && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
-           peer.uid == geteuid();
+    if (!getsockopt(descriptor(connection), SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == geteuid())
+        return true;
+    refused(connection, "another user");
+    return false;
 }
 
 /* Strangers cannot keep the job's own processes out: whoever comes takes the place of the oldest stranger, who has had
@@ -187,7 +200,7 @@ static void on_connection(uv_stream_t *stream, int status)
     connection->handle.data = connection;
     struct error error;
     if (uv_accept(stream, &connection->stream) || owner->count >= owner->maximum ||
-        (listener->trust == TRUST_OWNER && !is_our_user(&connection->stream)) ||
+        (listener->trust == TRUST_OWNER && !is_our_user(connection)) ||
         rpc_server_open(&connection->rpc, owner->methods, owner->context, NULL, &error)) {
         uv_close(&connection->handle, forget);
         return;
@@ -209,6 +222,8 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
     connections->loop = loop;
     connections->methods = methods;
     connections->context = context;
+    connections->drained = NULL;
+    connections->refused = NULL;
     connections->maximum = maximum;
     connections->all = connections->dirty = NULL;
     connections->count = 0;
@@ -246,9 +261,7 @@ void connection_wake(struct rpc_call *call)
 
 int connection_descriptor(const struct rpc_call *call)
 {
-    const struct connection *connection = rpc_connection_user(rpc_call_connection(call));
-    int fd;
-    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+    return descriptor(rpc_connection_user(rpc_call_connection(call)));
 }
 
 enum trust connection_trust(const struct rpc_call *call)
@@ -259,6 +272,14 @@ enum trust connection_trust(const struct rpc_call *call)
 void connection_admit(const struct rpc_call *call)
 {
     ((struct connection *)rpc_connection_user(rpc_call_connection(call)))->is_stranger = false;
+}
+
+bool connection_claim(const struct rpc_call *call)
+{
+    struct connection *connection = rpc_connection_user(rpc_call_connection(call));
+    const bool is_first = !connection->is_claimed;
+    connection->is_claimed = true;
+    return is_first;
 }
 
 uint64_t connection_heard(const struct rpc_call *call)

@@ -39,6 +39,8 @@ struct connections {
     const struct rpc_method *methods;
     void *context;                  /* of the methods */
     void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
+    /* A peer on socket fd that did not come to a call. May be NULL. */
+    void (*refused)(void *context, int fd, const char *why);
     struct connection *all, *dirty;
     uint32_t count, maximum; /* one more displaces a stranger; without strangers it is closed at once */
     char buffer[65536];      /* every read lands here */
@@ -60,6 +62,8 @@ enum trust connection_trust(const struct rpc_call *call);
 int connection_descriptor(const struct rpc_call *call);
 /* The peer has shown its secret: it is no stranger. */
 void connection_admit(const struct rpc_call *call);
+/* The call is a rank's: false when its connection carries another one already. */
+bool connection_claim(const struct rpc_call *call);
 /* uv_now of the last bytes from this peer, in milliseconds. */
 uint64_t connection_heard(const struct rpc_call *call);
 

@@ -169,6 +169,7 @@ void coordinator_conclude(struct coordinator *coordinator)
     struct end_record end;
     conductor_settle(coordinator->conductor);
     operations_end(coordinator);
+    audit_end(coordinator);
     coordinator->concluded = true;
     coordinator_write_records(coordinator);
     end_of(coordinator, &end);
@@ -222,6 +223,7 @@ static void on_tick(uv_timer_t *timer)
 {
     struct coordinator *coordinator = timer->data;
     workers_check_silence(coordinator);
+    audit_tick(coordinator);
     health_tell(coordinator);
     if (uv_now(&coordinator->loop) >= coordinator->next_renewal) {
         coordinator->next_renewal = uv_now(&coordinator->loop) + LOCK_MILLISECONDS;
@@ -259,6 +261,11 @@ static void give_small_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *b
     *buffer = uv_buf_init(coordinator->line_buffer, LINE_BUFFER_BYTES);
 }
 
+static void on_refused(void *coordinator, int fd, const char *why)
+{
+    audit_refused(coordinator, NULL, fd, NULL, why);
+}
+
 static int open_loop(struct coordinator *coordinator, int life, struct error *error)
 {
     uv_loop_t *loop = &coordinator->loop;
@@ -275,6 +282,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
                               coordinator->options->ranks + OPERATORS_MAX, error);
     coordinator->connections.drained = watchers_feed;
+    coordinator->connections.refused = on_refused;
     return status;
 }
 
@@ -308,20 +316,17 @@ static int go_on(struct coordinator *coordinator, struct error *error)
 
 static int make_secrets(struct coordinator *coordinator, struct error *error)
 {
-    uint8_t token[SECRET_BYTES], id[16];
-    if (RAND_bytes(coordinator->secret, SECRET_BYTES) != 1 || RAND_bytes(token, sizeof token) != 1 ||
-        RAND_bytes(id, sizeof id) != 1)
-        return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
-    hex_write(token, sizeof token, coordinator->token);
+    uint8_t id[16];
+    if (RAND_bytes(id, sizeof id) != 1) return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
     hex_write(id, sizeof id, coordinator->job_id);
-    return 0;
+    return guard_open(&coordinator->guard, error);
 }
 
 static void fill_ready(const struct coordinator *coordinator, struct coordinator_ready *ready)
 {
     snprintf(ready->addresses, sizeof ready->addresses, "%s", coordinator->listeners.workers);
     snprintf(ready->socket, sizeof ready->socket, "%s", coordinator->leftovers.socket);
-    memcpy(ready->secret, coordinator->secret, SECRET_BYTES);
+    memcpy(ready->secret, coordinator->guard.secret, SECRET_BYTES);
 }
 
 static void say_ready(int notes, const struct coordinator_ready *ready)
@@ -369,7 +374,8 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     watch_signals(coordinator);
     const struct connection_facts facts = {
         .endpoint = coordinator->listeners.endpoint,
-        .token = coordinator->listeners.needs_token ? coordinator->token : NULL,
+        .token = coordinator->listeners.needs_token ? coordinator->guard.control_token : NULL,
+        .read_token = coordinator->listeners.needs_token ? coordinator->guard.read_token : NULL,
         .job_id = coordinator->job_id,
         .pid = getpid(),
     };

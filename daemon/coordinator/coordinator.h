@@ -11,13 +11,12 @@
 #include <sys/types.h>
 
 #include "daemon/checkpoint/store.h"
+#include "daemon/coordinator/guard.h"
 #include "daemon/coordinator/leftovers.h"
 #include "daemon/coordinator/listeners.h"
 #include "daemon/job/job.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
-
-#define SECRET_BYTES 32
 
 struct coordinator_options {
     Gacc__V1__JobSpec *job;                /* of the process that is started it becomes the job as it goes on */

@@ -6,9 +6,11 @@
 #include <uv.h>
 
 #include "daemon/checkpoint/resume.h"
+#include "daemon/coordinator/audit.h"
 #include "daemon/coordinator/conductor.h"
 #include "daemon/coordinator/connections.h"
 #include "daemon/coordinator/coordinator.h"
+#include "daemon/coordinator/guard.h"
 #include "daemon/coordinator/listeners.h"
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/coordinator/saver.h"
@@ -40,9 +42,10 @@ struct coordinator {
     double newest_unix_seconds;
     uv_signal_t signals[COORDINATOR_SIGNALS];
     uint32_t stops; /* signals that asked the coordinator to stop */
-    uint8_t secret[SECRET_BYTES];
+    struct guard guard;
+    struct audit audit;
     uint8_t asked_digest[32]; /* of the job as the command has it; what goes on may differ */
-    char token[2 * SECRET_BYTES + 1], job_id[33];
+    char job_id[33];
     double started_unix_seconds;
     uint64_t started;              /* uv_now */
     uint64_t checked, awake_since; /* uv_now of the last look at silences, and of the end of this process's own */
@@ -98,11 +101,6 @@ void coordinator_conclude(struct coordinator *coordinator);
 void coordinator_show_progress(struct coordinator *coordinator);
 
 /* methods.c: every method with its role and its callbacks, ended by a row without a path. */
-enum role {
-    ROLE_READ,    /* operators: asks and changes nothing */
-    ROLE_CONTROL, /* operators: changes what the job does */
-    ROLE_WORKER,  /* the job's own ranks */
-};
 extern const struct rpc_method coordinator_methods[];
 
 /* worker_service.c: gacc.v1.Workers */

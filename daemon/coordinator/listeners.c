@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -15,6 +16,8 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "daemon/coordinator/private_directory.h"
 
 static int fail(struct error *error, const char *key, const char *address, const char *why)
 {
@@ -28,7 +31,8 @@ static int name_socket_directory(struct leftovers *leftovers, struct error *erro
     if (getrandom(&name, sizeof name, 0) != sizeof name)
         return error_set(error, STATUS_INTERNAL, "no random bytes to be had");
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    const bool usable = runtime && runtime[0] == '/' && strlen(runtime) < 60 && !access(runtime, W_OK | X_OK);
+    const bool usable = runtime && runtime[0] == '/' && strlen(runtime) < 60 && !access(runtime, W_OK | X_OK) &&
+                        !private_directory_check(runtime, NULL);
     snprintf(leftovers->socket_directory, sizeof leftovers->socket_directory, "%s/gaccd-%016" PRIx64,
              usable ? runtime : "/tmp", name);
     return 0;
@@ -51,9 +55,11 @@ int listeners_prepare(const Gacc__V1__ControlSection *control, bool one_host, st
     return status;
 }
 
-/* A socket file whose owner died refuses connections; it is in nobody's use. */
+/* A socket file whose owner died refuses connections; it is in nobody's use. (So does a file that is no socket.) */
 static bool is_stale(const struct sockaddr_un *address)
 {
+    struct stat facts;
+    if (lstat(address->sun_path, &facts) || !S_ISSOCK(facts.st_mode) || facts.st_uid != geteuid()) return false;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
     bool refused = connect(fd, (const struct sockaddr *)address, sizeof *address) && errno == ECONNREFUSED;
@@ -70,6 +76,7 @@ static int bind_unix(const char *path, int *number)
     int status = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&address, sizeof address);
     if (status && errno == EADDRINUSE && is_stale(&address) && !unlink(path))
         status = bind(fd, (const struct sockaddr *)&address, sizeof address);
+    if (!status) status = chmod(path, 0600); /* a directory's default ACL beats the mask; nobody can connect yet */
     *number = errno;
     umask(mask);
     if (!status) return fd;
@@ -82,16 +89,17 @@ static int listen_unix(struct listeners *listeners, struct connections *connecti
 {
     char path[sizeof leftovers->socket];
     if (!strcmp(address, "unix:auto")) {
-        if (mkdir(leftovers->socket_directory, 0700))
-            return error_set_errno(error, STATUS_UNAVAILABLE, errno,
-                                   "control.listen: cannot make the directory %s for the socket",
-                                   leftovers->socket_directory);
+        if (private_directory_make(leftovers->socket_directory, error)) return error_prefix(error, "control.listen");
         snprintf(path, sizeof path, "%s", leftovers->socket);
     } else {
         const char *given = address + strlen("unix:");
         if (strlen(given) >= sizeof path)
             return fail(error, "control.listen", address, "a socket's path has at most 107 bytes");
         snprintf(path, sizeof path, "%s", given);
+        char directory[sizeof path];
+        snprintf(directory, sizeof directory, "%s", path);
+        if (private_directory_check(dirname(directory), error))
+            return error_prefix(error, "control.listen: %s", address);
     }
     int number, fd = bind_unix(path, &number);
     if (fd < 0) return fail(error, "control.listen", address, strerror(number));

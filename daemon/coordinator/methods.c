@@ -1,55 +1,21 @@
 /* What the coordinator serves, and who may call it: one table. */
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "daemon/coordinator/inside.h"
-
-static bool has_token(const struct rpc_call *call, const char *token)
-{
-    static const char scheme[] = "Bearer ";
-    const char *text = rpc_call_metadata(call, "authorization");
-    if (!text || strncmp(text, scheme, sizeof scheme - 1)) return false;
-    text += sizeof scheme - 1;
-    return strlen(text) == strlen(token) && !CRYPTO_memcmp(text, token, strlen(token));
-}
-
-static bool has_secret(const struct rpc_call *call, const uint8_t secret[SECRET_BYTES])
-{
-    uint8_t bytes[64];
-    const char *text = rpc_call_metadata(call, "gacc-secret-bin");
-    char padded[64];
-    /* base64 of 32 bytes: 43 characters, and one '=' that gRPC allows to leave out */
-    if (!text || (strlen(text) != 43 && strlen(text) != 44)) return false;
-    snprintf(padded, sizeof padded, "%.43s=", text);
-    return EVP_DecodeBlock(bytes, (const unsigned char *)padded, 44) >= SECRET_BYTES &&
-           !CRYPTO_memcmp(bytes, secret, SECRET_BYTES);
-}
-
-static void refuse(struct rpc_call *call, enum rpc_code code, const char *why)
-{
-    rpc_call_finish(call, code, why);
-    connection_wake(call);
-}
 
 /* The row says who may call; the connection's trust and the call's metadata who this is. */
 static void admit(struct rpc_call *call, void *context)
 {
-    const struct coordinator *coordinator = context;
-    const enum trust trust = connection_trust(call);
-    if (rpc_call_method(call)->role == ROLE_WORKER) {
-        if (!has_secret(call, coordinator->secret))
-            refuse(call, RPC_UNAUTHENTICATED, "gacc-secret-bin: not this job's");
-        else
-            connection_admit(call);
-    } else if (trust == TRUST_WORKER) {
-        refuse(call, RPC_UNIMPLEMENTED, "this address serves workers only");
-    } else if (trust == TRUST_OPERATOR && !has_token(call, coordinator->token)) {
-        refuse(call, RPC_UNAUTHENTICATED, "authorization: Bearer TOKEN is required; connection.json has the token");
-    } else {
+    struct coordinator *coordinator = context;
+    const struct rpc_method *method = rpc_call_method(call);
+    const struct judgment judgment =
+        guard_judge(&coordinator->guard, connection_trust(call), (enum role)method->role,
+                    rpc_call_metadata(call, "authorization"), rpc_call_metadata(call, "gacc-secret-bin"));
+    if (judgment.code == RPC_OK) {
         connection_admit(call);
+        return;
     }
+    audit_refused(coordinator, method->path, connection_descriptor(call), judgment.role, judgment.logged);
+    rpc_call_finish(call, judgment.code, judgment.said);
+    connection_wake(call);
 }
 
 /* A request of one message, answered with one or with a stream. */

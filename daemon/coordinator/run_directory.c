@@ -55,7 +55,8 @@ int run_file_write(const char *path, const char *text, size_t length, mode_t mod
 {
     char temporary[PATH_MAX + 8];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+    unlink(temporary); /* what an earlier start left; whatever else has come there is neither followed nor taken */
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", temporary);
     int number = 0;
     for (size_t done = 0; done < length && !number;) {
@@ -187,9 +188,9 @@ int run_directory_write_connection(const struct run_directory *directory, const 
 {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    json_t *object =
-        json_pack("{ss ss? si ss ss ss ss}", "endpoint", facts->endpoint, "token", facts->token, "pid", (int)facts->pid,
-                  "job_id", facts->job_id, "job", directory->job->job->name, "host", host, "output", directory->path);
+    json_t *object = json_pack("{ss ss? ss? si ss ss ss ss}", "endpoint", facts->endpoint, "token", facts->token,
+                               "read_token", facts->read_token, "pid", (int)facts->pid, "job_id", facts->job_id, "job",
+                               directory->job->job->name, "host", host, "output", directory->path);
     if (!object) return error_set(error, STATUS_INTERNAL, "%s: out of memory, or a name that is no UTF-8", path);
     int status = write_json(path, object, 0600, error);
     json_decref(object);

@@ -42,7 +42,7 @@ void run_directory_close(struct run_directory *directory);
 int run_directory_write_job(const struct run_directory *directory, uint32_t ranks, struct error *error);
 
 struct connection_facts {
-    const char *endpoint, *token; /* token NULL: none is needed */
+    const char *endpoint, *token, *read_token; /* tokens NULL: none is needed */
     const char *job_id;
     pid_t pid;
 };

@@ -78,7 +78,8 @@ void workers_say_farewell(struct coordinator *coordinator)
 }
 
 /* Why this hello is no rank's of this job; NULL when it is. */
-static const char *refusal(const struct coordinator *coordinator, const Gacc__V1__Hello *hello)
+static const char *refusal(const struct coordinator *coordinator, const struct rpc_call *call,
+                           const Gacc__V1__Hello *hello)
 {
     const ProtobufCBinaryData *digest = &coordinator->options->job->digest;
     if (hello->rank >= coordinator->options->ranks) return "there is no such rank";
@@ -86,13 +87,18 @@ static const char *refusal(const struct coordinator *coordinator, const Gacc__V1
     if (hello->job_digest.len != digest->len || memcmp(hello->job_digest.data, digest->data, digest->len))
         return "the job differs";
     if (coordinator->workers[hello->rank]) return "this rank has joined already";
+    if (!connection_claim(call)) return "another rank has joined through this connection";
     return NULL;
 }
 
 static void hello(struct coordinator *coordinator, struct rpc_call *call, const Gacc__V1__Hello *hello)
 {
-    const char *why = refusal(coordinator, hello);
+    const char *why = refusal(coordinator, call, hello);
     if (why) {
+        struct error text; /* a rank has the job's secret, so it may know why */
+        error_set(&text, STATUS_UNAVAILABLE, "as rank %u of %u, process %u on %.64s: %s", hello->rank, hello->ranks,
+                  hello->pid, hello->host, why);
+        audit_refused(coordinator, rpc_call_method(call)->path, connection_descriptor(call), NULL, text.text);
         rpc_call_finish(call, RPC_FAILED_PRECONDITION, why);
         connection_wake(call);
         return;

@@ -233,6 +233,7 @@ static void control_members(struct json_writer *json, const void *record)
     json_write_unsigned(json, "optimizer_steps", control->optimizer_steps);
     json_write_bool(json, "accepted", !control->refusal);
     json_write_string(json, "reason", control->refusal);
+    if (control->count) json_write_unsigned(json, "count", control->count);
     json_write_array(json, "changes");
     for (size_t i = 0; i < control->change_count; i++) {
         json_write_object(json, NULL);

@@ -102,13 +102,14 @@ struct control_change {
 
 /* A call that changes something, or was refused to. */
 struct control_record {
-    const char *method;             /* "Stop" */
-    const char *by, *role;          /* caller.h */
+    const char *method;             /* "Stop"; NULL: it did not come to a call */
+    const char *by, *role;          /* caller.h; role NULL: none was shown */
     double at;                      /* unix seconds */
     uint64_t step, optimizer_steps; /* the boundary at which it took effect; refused: the last one before */
     const char *refusal;            /* NULL: accepted */
     const struct control_change *changes;
     size_t change_count;
+    uint32_t count; /* refusals that this one stands for, with those of the second before; 0: it is no such line */
 };
 
 /* The last line of the log, and result.json. */
