@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define LENGTH_BYTES 8
+#define METADATA "__metadata__" /* the name that is no tensor's */
 
 /* The format's types: name in the header, bits of an element. */
 static const struct {
@@ -18,12 +19,14 @@ static const struct {
     enum safetensors_type type;
     unsigned bits;
 } types[] = {
-    {"F64", SAFETENSORS_F64, 64},   {"F32", SAFETENSORS_F32, 32},      {"F16", SAFETENSORS_F16, 16},
-    {"BF16", SAFETENSORS_BF16, 16}, {"I64", SAFETENSORS_OTHER, 64},    {"I32", SAFETENSORS_OTHER, 32},
-    {"I16", SAFETENSORS_OTHER, 16}, {"I8", SAFETENSORS_OTHER, 8},      {"U64", SAFETENSORS_OTHER, 64},
-    {"U32", SAFETENSORS_OTHER, 32}, {"U16", SAFETENSORS_OTHER, 16},    {"U8", SAFETENSORS_OTHER, 8},
-    {"BOOL", SAFETENSORS_OTHER, 8}, {"F8_E4M3", SAFETENSORS_OTHER, 8}, {"F8_E5M2", SAFETENSORS_OTHER, 8},
-    {"C64", SAFETENSORS_OTHER, 64},
+    {"F64", SAFETENSORS_F64, 64},          {"F32", SAFETENSORS_F32, 32},      {"F16", SAFETENSORS_F16, 16},
+    {"BF16", SAFETENSORS_BF16, 16},        {"I64", SAFETENSORS_OTHER, 64},    {"I32", SAFETENSORS_OTHER, 32},
+    {"I16", SAFETENSORS_OTHER, 16},        {"I8", SAFETENSORS_OTHER, 8},      {"U64", SAFETENSORS_OTHER, 64},
+    {"U32", SAFETENSORS_OTHER, 32},        {"U16", SAFETENSORS_OTHER, 16},    {"U8", SAFETENSORS_OTHER, 8},
+    {"BOOL", SAFETENSORS_OTHER, 8},        {"F8_E4M3", SAFETENSORS_OTHER, 8}, {"F8_E5M2", SAFETENSORS_OTHER, 8},
+    {"C64", SAFETENSORS_OTHER, 64},        {"F8_E8M0", SAFETENSORS_OTHER, 8}, {"F8_E4M3FNUZ", SAFETENSORS_OTHER, 8},
+    {"F8_E5M2FNUZ", SAFETENSORS_OTHER, 8}, {"F6_E2M3", SAFETENSORS_OTHER, 6}, {"F6_E3M2", SAFETENSORS_OTHER, 6},
+    {"F4", SAFETENSORS_OTHER, 4},
 };
 #define TYPE_COUNT (sizeof types / sizeof *types)
 
@@ -124,8 +127,8 @@ static int parse_tensor(const struct safetensors *file, const json_t *entry, str
         !whole_number(json_array_get(offsets, 1), &end) || end < tensor->offset)
         return refuse(file, error, tensor->name, "data_offsets is not [begin, end]");
     tensor->bytes = end - tensor->offset;
-    uint64_t wanted;
-    if (__builtin_mul_overflow(tensor->elements, types[type].bits / 8, &wanted) || wanted != tensor->bytes)
+    uint64_t bits;
+    if (__builtin_mul_overflow(tensor->elements, types[type].bits, &bits) || bits % 8 || bits / 8 != tensor->bytes)
         return error_set(error, STATUS_DATA, "%s: tensor '%s': %llu elements of %s do not fill %llu bytes", file->path,
                          tensor->name, (unsigned long long)tensor->elements, dtype, (unsigned long long)tensor->bytes);
     return 0;
@@ -156,22 +159,35 @@ static int check_extent(struct safetensors *file, uint64_t size, struct error *e
     return 0;
 }
 
+static int check_metadata(const struct safetensors *file, json_t *metadata, struct error *error)
+{
+    const char *name;
+    json_t *value;
+    if (!json_is_object(metadata)) return refuse(file, error, NULL, METADATA " is not a JSON object");
+    json_object_foreach(metadata, name, value)
+    {
+        if (!json_is_string(value)) return refuse(file, error, NULL, METADATA " holds something that is no text");
+    }
+    return 0;
+}
+
 static int parse_header(struct safetensors *file, const char *text, size_t length, struct error *error)
 {
     json_error_t why;
+    if (length == 0 || text[0] != '{') return refuse(file, error, NULL, "its header does not begin with {");
     file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
     if (!file->header) return refuse(file, error, NULL, why.text);
-    if (!json_is_object(file->header)) return refuse(file, error, NULL, "its header is not a JSON object");
     file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
     if (!file->tensors) return error_set(error, STATUS_INTERNAL, "%s: out of memory for its tensors", file->path);
     const char *name;
     json_t *entry;
     json_object_foreach(file->header, name, entry)
     {
-        if (strcmp(name, "__metadata__") == 0) continue;
-        struct safetensors_tensor *tensor = &file->tensors[file->count++];
+        const bool is_tensor = strcmp(name, METADATA) != 0;
+        struct safetensors_tensor *tensor = &file->tensors[file->count];
         tensor->name = name;
-        int result = parse_tensor(file, entry, tensor, error);
+        file->count += is_tensor;
+        int result = is_tensor ? parse_tensor(file, entry, tensor, error) : check_metadata(file, entry, error);
         if (result) return result;
     }
     return 0;
@@ -209,7 +225,7 @@ int safetensors_open(struct safetensors **out, const char *path, struct error *e
         free(file);
         return error_set(error, STATUS_INTERNAL, "%s: out of memory", path);
     }
-    file->fd = open(path, O_RDONLY | O_CLOEXEC);
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
     int result = file->fd < 0 ? error_set_errno(error, STATUS_MISSING, errno, "%s", path) : read_header(file, error);
     if (result) {
         safetensors_close(file);
@@ -317,37 +333,47 @@ int safetensors_read(struct safetensors *file, const struct safetensors_tensor *
 
 /* --- writing ------------------------------------------------------------------------------------------------- */
 
-static int add_tensor(json_t *header, struct safetensors_tensor *tensor, uint64_t *end)
+/* False: no file can hold it. */
+static bool place_tensor(struct safetensors_tensor *tensor, unsigned bits, uint64_t *end)
+{
+    tensor->offset = *end;
+    return count_elements(tensor) && !__builtin_mul_overflow(tensor->elements, bits / 8, &tensor->bytes) &&
+           !__builtin_add_overflow(*end, tensor->bytes, end) && *end <= INT64_MAX;
+}
+
+static int add_tensor(json_t *header, struct safetensors_tensor *tensor, uint64_t *end, struct error *error)
 {
     size_t type = 0;
     while (types[type].type != tensor->type) type++;
-    if (!count_elements(tensor)) return -1;
-    tensor->offset = *end;
-    tensor->bytes = tensor->elements * (types[type].bits / 8);
-    *end += tensor->bytes;
+    if (json_object_get(header, tensor->name) || !place_tensor(tensor, types[type].bits, end))
+        return error_set(error, STATUS_INTERNAL, "tensor '%s': a safetensors file cannot hold it", tensor->name);
     json_t *shape = json_array();
     for (int i = 0; i < tensor->dimensions; i++)
         json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", types[type].name, "shape", shape, "data_offsets",
                               (json_int_t)tensor->offset, (json_int_t)*end);
-    return json_object_set_new(header, tensor->name, entry);
+    return json_object_set_new(header, tensor->name, entry)
+               ? error_set(error, STATUS_INTERNAL, "tensor '%s': out of memory, or no text", tensor->name)
+               : 0;
 }
 
 int safetensors_header(struct safetensors_tensor *tensors, size_t count, char **header, size_t *header_bytes,
                        struct error *error)
 {
-    json_t *object = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    json_t *object = json_pack("{s:{s:s}}", METADATA, "format", "pt");
     uint64_t end = 0;
-    int failed = object ? 0 : -1;
-    for (size_t i = 0; i < count && !failed; i++) failed = add_tensor(object, &tensors[i], &end);
-    char *text = failed ? NULL : json_dumps(object, JSON_COMPACT);
+    int result = 0;
+    for (size_t i = 0; object && i < count && !result; i++) result = add_tensor(object, &tensors[i], &end, error);
+    char *text = result ? NULL : json_dumps(object, JSON_COMPACT);
     json_decref(object);
     size_t length = text ? strlen(text) : 0;
     size_t padded = (length + LENGTH_BYTES - 1) / LENGTH_BYTES * LENGTH_BYTES;
-    *header = text ? malloc(LENGTH_BYTES + padded) : NULL;
+    *header = text && padded <= SAFETENSORS_HEADER_MAX ? malloc(LENGTH_BYTES + padded) : NULL;
     if (!*header) {
         free(text);
-        return error_set(error, STATUS_INTERNAL, "out of memory for the header of %zu tensors", count);
+        return result ? result
+                      : error_set(error, STATUS_INTERNAL, "no room for the header of %zu tensors (%zu bytes)", count,
+                                  padded);
     }
     for (int i = 0; i < LENGTH_BYTES; i++) (*header)[i] = (char)(unsigned char)(padded >> 8 * i);
     memset(*header + LENGTH_BYTES, ' ', padded);

@@ -12,8 +12,8 @@
 #include "kernels/kernels.h"
 #include "proto/error.h"
 
-#define SAFETENSORS_DIMENSIONS 8
-#define SAFETENSORS_HEADER_MAX (100u << 20) /* as the reference implementation limits it */
+#define SAFETENSORS_DIMENSIONS 8          /* the format knows no limit; tensors of more are refused */
+#define SAFETENSORS_HEADER_MAX 100000000u /* bytes, as the reference implementation limits it */
 
 /* A name and type as the file states them; other types of the format (integers, F8 …) are read past but have no values
  * here. */
@@ -32,8 +32,9 @@ struct safetensors_tensor {
 struct safetensors;
 
 /* Refuses what is not a whole, gap-free file: 66 when it cannot be opened, 65 naming file and fault (wanted and found
- * size, overlapping or missing bytes, bad JSON, a repeated name, a shape that does not fit its bytes). It is read with
- * pread; a file that is cut while open is an error of safetensors_read, never a signal. */
+ * size, overlapping or missing bytes, bad JSON, a repeated name, a shape that does not fit its bytes, metadata that are
+ * not text for text). It is read with pread; a file that is cut while open is an error of safetensors_read, never a
+ * signal. */
 int safetensors_open(struct safetensors **out, const char *path, struct error *error);
 size_t safetensors_count(const struct safetensors *file);
 const struct safetensors_tensor *safetensors_at(const struct safetensors *file,
@@ -47,7 +48,8 @@ void safetensors_close(struct safetensors *file);
 
 /* The bytes a file with these tensors begins with: length, JSON with {"__metadata__":{"format":"pt"}}, spaces up to a
  * multiple of 8. Fills in elements, bytes and offset: the tensors lie in the given order without gaps. *header is the
- * caller's, freed with free(); the file has *header_bytes + the sum of all bytes. */
+ * caller's, freed with free(); the file has *header_bytes + the sum of all bytes. 70 for what no file can hold: a name
+ * twice or that of the metadata, sizes beyond 2^63, a header that readers refuse. */
 int safetensors_header(struct safetensors_tensor *tensors, size_t count, char **header, size_t *header_bytes,
                        struct error *error);
 

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <sys/stat.h>
 
 #include "tests/unit/scratch.h"
 #include "worker/safetensors.h"
@@ -61,7 +62,8 @@ static void a_written_header_lays_tensors_out_without_gaps(void **state)
     assert_int_equal(bytes % 8, 0);
     assert_int_equal(tensors[1].offset, 24);
     assert_int_equal(tensors[3].offset, 32);
-    assert_non_null(strstr(header + 8, "\"__metadata__\":{\"format\":\"pt\"}"));
+    static const char metadata[] = "\"__metadata__\":{\"format\":\"pt\"}";
+    assert_non_null(memmem(header, bytes, metadata, sizeof metadata - 1)); /* no text: it does not end with a zero */
 
     char *whole = calloc(1, bytes + 38);
     memcpy(whole, header, bytes);
@@ -166,7 +168,15 @@ static void damaged_headers_are_refused(void **state)
 {
     (void)state;
     refused("{\"a\":", 0, "not a safetensors file");
-    refused("[1]", 0, "not a JSON object");
+    refused("[1]", 0, "does not begin with {");
+    refused(" {}", 0, "does not begin with {");
+    refused("", 0, "does not begin with {");
+    refused("{}x", 0, "end of file expected");
+    refused("{\"\\ud800\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "not a safetensors file");
+    refused("{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "not a safetensors file");
+    refused("{\"__metadata__\":[]}", 0, "__metadata__ is not a JSON object");
+    refused("{\"__metadata__\":{\"epoch\":3}}", 0, "__metadata__ holds something that is no text");
+    refused("{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", 0, "duplicate");
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
             "\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
             4, "duplicate");
@@ -179,6 +189,22 @@ static void damaged_headers_are_refused(void **state)
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "too large");
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0,
             "do not fill 0 bytes");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[9223372036854775808],\"data_offsets\":[0,0]}}", 0, "too big");
+    refused("{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,1]}}", 1,
+            "3 elements of F4 do not fill 1 bytes");
+    refused("{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2,
+            "3 elements of F4 do not fill 2 bytes");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4, "tensor 'a': shape");
+    refused("{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "tensor 'a': dtype");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4, "tensor 'a': data_offsets");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, "tensor 'a': data_offsets");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4.0]}}", 4, "tensor 'a': data_offsets");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+            "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+            4, "begins at byte 0 of the data, 4 was expected");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+            "\"b\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[2,2]}}",
+            4, "tensor 'b' begins at byte 2 of the data, 4 was expected");
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "tensor 'a': data_offsets");
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
             "begins at byte 4 of the data, 0 was expected");
@@ -186,6 +212,90 @@ static void damaged_headers_are_refused(void **state)
             "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
             12, "tensor 'b' begins at byte 4");
     refused("{\"a\":5}", 0, "tensor 'a': dtype is missing");
+}
+
+/* What the format allows and few files have. */
+static void odd_files_are_read(void **state)
+{
+    (void)state;
+    static const unsigned char bytes[4] = {0x21, 0x43, 0x65, 0x87};
+    static const struct {
+        const char *header;
+        size_t size, count;
+    } odd[] = {
+        {"{}", 0, 0},
+        {"{}       ", 0, 0},
+        {"{\"__metadata__\":{}}", 0, 0},
+        {"{\"__metadata__\":{\"a\":\"b\"},\"x\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, 1},
+        {"{\"\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, 1},
+        {"{\"x\":{\"dtype\":\"F32\",\"shape\":[0,4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, 1},
+        {"{\"x\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]},"
+         "\"y\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+         "\"z\":{\"dtype\":\"F64\",\"shape\":[5,0],\"data_offsets\":[0,0]}}",
+         4, 3},
+        {"{\"x\":{\"dtype\":\"F4\",\"shape\":[8],\"data_offsets\":[0,4]}}", 4, 1},
+        {"{\"x\":{\"dtype\":\"F6_E3M2\",\"shape\":[4],\"data_offsets\":[0,3]}}", 3, 1},
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char *path = file_of(odd[i].header, bytes, odd[i].size);
+        struct safetensors *file = open_file(path);
+        assert_int_equal(safetensors_count(file), odd[i].count);
+        safetensors_close(file);
+        free(path);
+    }
+}
+
+/* A sparse file of 100 MB and more. */
+static void a_header_is_at_most_100_million_bytes(void **state)
+{
+    (void)state;
+    for (uint64_t length = 100000000; length <= 100000001; length++) {
+        unsigned char bytes[9] = {[8] = '{'};
+        for (int i = 0; i < 8; i++) bytes[i] = (unsigned char)(length >> 8 * i);
+        struct safetensors *file;
+        struct error error;
+        char *path = scratch_file("x.safetensors", bytes, sizeof bytes);
+        assert_int_equal(truncate(path, (off_t)(8 + length)), 0);
+        assert_int_equal(safetensors_open(&file, path, &error), -STATUS_DATA);
+        const char *wanted =
+            length == 100000000 ? "string or '}' expected" : "a header of 100000001 bytes in a file of 100000009";
+        if (!strstr(error.text, wanted)) fail_msg("%s", error.text);
+        unlink(path);
+        free(path);
+    }
+}
+
+static void what_no_file_can_hold_is_not_written(void **state)
+{
+    (void)state;
+    static const struct {
+        struct safetensors_tensor tensors[2];
+        const char *why;
+    } cases[] = {
+        {{{.name = "a", .type = SAFETENSORS_F32}, {.name = "a", .type = SAFETENSORS_F32}},
+         "tensor 'a': a safetensors file"},
+        {{{.name = "a", .type = SAFETENSORS_F32}, {.name = "__metadata__", .type = SAFETENSORS_F32}},
+         "tensor '__metadata__': a safetensors file"},
+        {{{.name = "a", .type = SAFETENSORS_F32},
+          {.name = "b", .type = SAFETENSORS_F32, .dimensions = 2, .shape = {UINT64_C(1) << 32, UINT64_C(1) << 32}}},
+         "tensor 'b': a safetensors file"},
+        {{{.name = "a", .type = SAFETENSORS_F32},
+          {.name = "b", .type = SAFETENSORS_F32, .dimensions = 1, .shape = {UINT64_C(1) << 62}}},
+         "tensor 'b': a safetensors file"},
+        {{{.name = "a", .type = SAFETENSORS_F64, .dimensions = 1, .shape = {(UINT64_C(1) << 60) - 1}},
+          {.name = "b", .type = SAFETENSORS_F64, .dimensions = 1, .shape = {1}}},
+         "tensor 'b': a safetensors file"},
+        {{{.name = "a", .type = SAFETENSORS_F32}, {.name = "\xff", .type = SAFETENSORS_F32}}, "no text"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct safetensors_tensor tensors[2] = {cases[i].tensors[0], cases[i].tensors[1]};
+        struct error error = {0};
+        char *header;
+        size_t bytes;
+        assert_int_equal(safetensors_header(tensors, 2, &header, &bytes, &error), -STATUS_INTERNAL);
+        assert_null(header);
+        if (!strstr(error.text, cases[i].why)) fail_msg("%s", error.text);
+    }
 }
 
 static void a_header_longer_than_the_file_is_refused(void **state)
@@ -212,6 +322,12 @@ static void a_missing_file_is_missing(void **state)
     assert_string_equal(error.text, "/nowhere/x.safetensors: No such file or directory");
     assert_int_equal(safetensors_open(&file, scratch, &error), -STATUS_MISSING);
     assert_non_null(strstr(error.text, "not a regular file"));
+    char fifo[4096];
+    snprintf(fifo, sizeof fifo, "%s/fifo", scratch);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(safetensors_open(&file, fifo, &error), -STATUS_MISSING); /* at once */
+    assert_non_null(strstr(error.text, "not a regular file"));
+    unlink(fifo);
 }
 
 int main(void)
@@ -223,6 +339,9 @@ int main(void)
         cmocka_unit_test(a_file_of_another_length_than_its_header_says_is_refused),
         cmocka_unit_test(a_file_that_is_cut_while_open_is_an_error),
         cmocka_unit_test(damaged_headers_are_refused),
+        cmocka_unit_test(odd_files_are_read),
+        cmocka_unit_test(a_header_is_at_most_100_million_bytes),
+        cmocka_unit_test(what_no_file_can_hold_is_not_written),
         cmocka_unit_test(a_header_longer_than_the_file_is_refused),
         cmocka_unit_test(a_missing_file_is_missing),
     };
