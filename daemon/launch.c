@@ -445,7 +445,7 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     const Gacc__V1__Failure *failure = farewell->failure;
     if (farewell->print && failure) complain_as_rank(launch, failure->text);
     if (interrupted) /* a launcher that ends the job does not hear of an abort */
-        leave(launch, interrupted, failure && failure->status ? (enum status)failure->status : STATUS_INTERNAL);
+        leave(launch, interrupted, failure ? status_received(failure->status) : STATUS_INTERNAL);
     usleep(DEATH_FIRST_MICROSECONDS);
     comm_abort(launch->comm, failure && failure->status ? (int)failure->status : STATUS_INTERNAL);
 }
@@ -553,7 +553,7 @@ static int finish(const struct launch *launch, struct control *control, int stat
         status = status ? status : -(int)unheard.status;
     } else {
         const Gacc__V1__Failure *verdict = farewell->failure;
-        status = verdict && verdict->status ? error_set(error, (enum status)verdict->status, "%s", verdict->text) : 0;
+        status = verdict && verdict->status ? error_received(error, verdict->status, verdict->text) : 0;
         gacc__v1__farewell__free_unpacked(farewell, NULL);
     }
     if (status && control_client_prints(control)) complain_as_rank(launch, error->text);

@@ -41,6 +41,21 @@ int error_set_errno(struct error *error, enum status status, int number, const c
     return -(int)status;
 }
 
+enum status status_received(uint32_t number)
+{
+    static const enum status known[] = {STATUS_USAGE,       STATUS_DATA,     STATUS_MISSING,
+                                        STATUS_UNAVAILABLE, STATUS_INTERNAL, STATUS_IO,
+                                        STATUS_AGAIN,       STATUS_NUMERICS, STATUS_JOB};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (number == (uint32_t)known[i]) return known[i];
+    return STATUS_INTERNAL;
+}
+
+int error_received(struct error *error, uint32_t number, const char *text)
+{
+    return error_set(error, status_received(number), "%s", text && *text ? text : "failed and did not say why");
+}
+
 int error_prefix(struct error *error, const char *format, ...)
 {
     if (!error) return -(int)STATUS_INTERNAL;

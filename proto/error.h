@@ -8,6 +8,8 @@
 #ifndef GACC_ERROR_H
 #define GACC_ERROR_H
 
+#include <stdint.h>
+
 enum status {
     STATUS_DONE = 0,
     STATUS_REFUSED = 1,      /* gaccctl: the job does not do that now */
@@ -35,6 +37,12 @@ __attribute__((format(printf, 3, 4))) int error_set(struct error *error, enum st
 /* As error_set, with ": " and strerror(number) after the text. */
 __attribute__((format(printf, 4, 5))) int error_set_errno(struct error *error, enum status status, int number,
                                                           const char *format, ...);
+
+/* What a Failure message's number stands for: STATUS_INTERNAL for 0 and whatever is none of ours. */
+enum status status_received(uint32_t number);
+
+/* As error_set, from a Failure message; one without a text says that it has none. */
+int error_received(struct error *error, uint32_t number, const char *text);
 
 /* Puts the formatted text and ": " before what *error holds; returns -error->status. */
 __attribute__((format(printf, 2, 3))) int error_prefix(struct error *error, const char *format, ...);

@@ -166,7 +166,7 @@ static void farewell_error(struct error *error, const Gacc__V1__Farewell *farewe
     if (failure == NULL || failure->status == 0) {
         error_set(error, STATUS_INTERNAL, "the coordinator said farewell before the job was over");
     } else {
-        error_set(error, (enum status)failure->status, "%s", failure->text);
+        error_received(error, failure->status, failure->text);
     }
 }
 

@@ -290,7 +290,7 @@ static int report_plan(struct session *session, const Gacc__V1__Plan *plan, Gacc
     if (result) return result;
     if ((*decision)->verdict != GACC__V1__VERDICT__VERDICT_FAIL) return 0;
     const Gacc__V1__Failure *failure = (*decision)->failure;
-    return failure ? error_set(error, (enum status)failure->status, "%s", failure->text)
+    return failure ? error_received(error, failure->status, failure->text)
                    : error_set(error, STATUS_INTERNAL, "the coordinator ends the job and does not say why");
 }
 

@@ -241,7 +241,7 @@ static int end_by_failure(struct session *session, struct step *step, struct err
         blame_free(blame);
         if (result) return result;
     }
-    return error_set(error, (enum status)failure->status, "%s", failure->text);
+    return error_received(error, failure->status, failure->text);
 }
 
 /* The rank now knows what all ranks do. A decision it cannot follow is refused before anything changes. */

@@ -142,16 +142,10 @@ static int one_less(uint32_t *awaited)
     return --*awaited == 0;
 }
 
-static int known_status(uint32_t status)
-{
-    return status >= STATUS_USAGE && status <= STATUS_JOB ? (int)status : STATUS_INTERNAL;
-}
-
 static void failure_of_rank(struct error *out, uint32_t rank, const Gacc__V1__Failure *failure)
 {
-    const char *text = failure->text && *failure->text ? failure->text : "failed and did not say why";
-    const bool is_named = !strncmp(text, "rank ", strlen("rank ")); /* it may speak of another rank */
-    error_set(out, (enum status)known_status(failure->status), "%s", text);
+    error_received(out, failure->status, failure->text);
+    const bool is_named = !strncmp(out->text, "rank ", strlen("rank ")); /* it may speak of another rank */
     if (!is_named) error_prefix(out, "rank %" PRIu32, rank);
 }
 
@@ -259,7 +253,7 @@ int conductor_report(struct conductor *c, uint32_t rank, const Gacc__V1__Report 
     struct rank *from = &c->rank[rank];
     int status = 0;
     if (report->failure) {
-        status = known_status(report->failure->status);
+        status = (int)status_received(report->failure->status);
         if (!c->first_failure.status || rank < c->first_failure_rank) {
             failure_of_rank(&c->first_failure, rank, report->failure);
             c->first_failure_rank = rank;
