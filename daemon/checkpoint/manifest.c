@@ -369,9 +369,7 @@ static int read_job(const struct reading *reading, const json_t *root, struct ma
     if (hex_read(text, packed, size)) manifest->job = gacc__v1__job_spec__unpack(NULL, size, packed);
     free(packed);
     Gacc__V1__JobSpec *job = manifest->job;
-    if (!job || !job->job || !job->model || !job->data || !job->batch || !job->precision || !job->optimizer ||
-        !job->schedule || !job->evaluation || !job->checkpoint || !job->control)
-        return refuse(reading, "job_packed", "is no job");
+    if (!job || !job_is_whole(job)) return refuse(reading, "job_packed", "is no job");
     int status = job_set_digest(job, reading->error);
     if (status) return status;
     if (!hex_read(digest, stored, sizeof stored) || memcmp(stored, job->digest.data, sizeof stored))

@@ -6,6 +6,7 @@
 #ifndef GACC_JOB_H
 #define GACC_JOB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,6 +32,10 @@ int job_load(Gacc__V1__JobSpec **out, const char *path, const struct job_overrid
 /* As job_load, from memory. `name` stands for the file in messages and for the job's default name. */
 int job_parse(Gacc__V1__JobSpec **out, const char *text, size_t length, const char *name,
               const struct job_overrides *overrides, FILE *notices, struct error *error);
+
+/* Whether a job that came as a message could have come out of a job file: no section is missing, every choice is one of
+ * the table's and every number within its bounds. What is not whole is not to be printed, compared or run. */
+bool job_is_whole(const Gacc__V1__JobSpec *job);
 
 /* The digest of what the job says now, in place of the one it has. 70: out of memory. */
 int job_set_digest(Gacc__V1__JobSpec *job, struct error *error);

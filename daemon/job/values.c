@@ -467,6 +467,41 @@ bool value_is_absent(const struct key *key, const void *base)
     }
 }
 
+static bool is_choice(const struct key *key, int value)
+{
+    for (const struct choice *choice = key->choices; choice->name; choice++)
+        if (choice->value == value) return true;
+    return false;
+}
+
+static bool is_number_of(const struct key *key, double value)
+{
+    struct why why;
+    return (key->nullable && value == 0) || (isfinite(value) && in_range(key, "", value, &why));
+}
+
+bool value_is_legal(const struct key *key, const void *base)
+{
+    switch (key->type) {
+    case KEY_CHOICE:
+        return is_choice(key, *CONST_FIELD(int, key, base, 0));
+    case KEY_U32:
+        return is_number_of(key, *CONST_FIELD(uint32_t, key, base, 0));
+    case KEY_U64:
+        return is_number_of(key, (double)*CONST_FIELD(uint64_t, key, base, 0));
+    case KEY_NUMBER:
+    case KEY_SECONDS:
+        return is_number_of(key, *CONST_FIELD(double, key, base, 0));
+    case KEY_PAIR:
+        return is_number_of(key, *CONST_FIELD(double, key, base, 0)) &&
+               is_number_of(key, *CONST_FIELD(double, key, base, 1));
+    case KEY_SPLIT:
+        return is_number_of(key, *CONST_FIELD(double, key, base, 2));
+    default:
+        return true;
+    }
+}
+
 const char *value_type_name(enum key_type type)
 {
     return types[type].name;

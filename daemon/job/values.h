@@ -16,6 +16,8 @@ int value_read(const struct key *key, void *base, const struct node *node, const
 void value_print(const struct key *key, const void *base, FILE *to);
 /* Whether the field is that of a key which was not given and has no default. */
 bool value_is_absent(const struct key *key, const void *base);
+/* Whether a job file could have put the field's value there, as far as bounds and choices say. */
+bool value_is_legal(const struct key *key, const void *base);
 /* What the type is called in the manual. */
 const char *value_type_name(enum key_type type);
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <math.h>
 
 #include "daemon/job/job.h"
 #include "daemon/job/keys.h"
@@ -68,7 +69,9 @@ static const char *const jobs[] = {
 static int parse(Gacc__V1__JobSpec **job, const char *text, const char *set, struct error *error)
 {
     struct job_overrides overrides = {.sets = &set, .set_count = set ? 1 : 0};
-    return job_parse(job, text, strlen(text), "job.yaml", &overrides, NULL, error);
+    int status = job_parse(job, text, strlen(text), "job.yaml", &overrides, NULL, error);
+    if (status == 0 && !job_is_whole(*job)) fail_msg("taken, but not whole, with %s:\n%s", set ? set : "nothing", text);
+    return status;
 }
 
 static void release(Gacc__V1__JobSpec *job)
@@ -374,14 +377,79 @@ static void a_damaged_file_is_refused_with_a_place_or_is_a_job(void **state)
     }
 }
 
+/* Room for the largest value of a key, or one that no job may have. */
+static size_t field_of(const struct key *key)
+{
+    return key->type == KEY_CHOICE || key->type == KEY_U32 ? sizeof(uint32_t) : sizeof(double);
+}
+
+/* As a message may bring it: what no job file could say. */
+static void a_job_with_a_value_that_no_file_could_give_is_not_whole(void **state)
+{
+    (void)state;
+    static const double nan_or_more[] = {(double)NAN, -1e300, (double)INFINITY};
+    static const uint64_t all = UINT64_MAX;
+    size_t checked = 0;
+    for (size_t i = 0; i < key_count; i++) {
+        const struct key *key = &keys[i];
+        const bool is_number = key->type == KEY_NUMBER || key->type == KEY_SECONDS || key->type == KEY_PAIR;
+        const bool is_bounded = (key->type == KEY_U32 || key->type == KEY_U64) && key->most > 0 && key->most < 4e9;
+        if (!(is_number || is_bounded || key->type == KEY_CHOICE) || key->section == IN_GROUP ||
+            key->section == IN_ASIDE)
+            continue;
+        Gacc__V1__JobSpec *job;
+        struct error error;
+        if (parse(&job, job_of(key), NULL, &error) != 0) fail_msg("%s: %s", key->path, error.text);
+        char *field = key_base(job, NULL, NULL, key->section);
+        assert_non_null(field);
+        field += key->offset;
+        for (size_t bad = 0; bad < (is_number ? 3 : 1); bad++, checked++) {
+            char kept[sizeof(double)];
+            memcpy(kept, field, field_of(key));
+            memcpy(field, is_number ? (const void *)&nan_or_more[bad] : &all, field_of(key));
+            if (job_is_whole(job)) fail_msg("%s: whole with an impossible value (%zu)", key->path, bad);
+            memcpy(field, kept, field_of(key));
+            assert_true(job_is_whole(job));
+        }
+        release(job);
+    }
+    assert_true(checked > 50);
+}
+
+static void a_job_without_one_of_its_sections_is_not_whole(void **state)
+{
+    (void)state;
+    Gacc__V1__JobSpec *job;
+    struct error error;
+    if (parse(&job, job_of(&keys[0]), NULL, &error) != 0) fail_msg("%s", error.text);
+    void **sections[] = {(void **)&job->job,
+                         (void **)&job->model,
+                         (void **)&job->data,
+                         (void **)&job->batch,
+                         (void **)&job->precision,
+                         (void **)&job->optimizer,
+                         (void **)&job->schedule,
+                         (void **)&job->evaluation,
+                         (void **)&job->control,
+                         (void **)&job->checkpoint,
+                         (void **)&job->precision->loss_scale};
+    Gacc__V1__LossScaleSection scale = GACC__V1__LOSS_SCALE_SECTION__INIT;
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
+        void *kept = *sections[i];
+        *sections[i] = kept ? NULL : &scale; /* a loss scale without fp16 is one too many */
+        assert_false(job_is_whole(job));
+        *sections[i] = kept;
+        assert_true(job_is_whole(job));
+    }
+    release(job);
+}
+
 /* deploy/docs/job-file.md is generated: GACC_WRITE_REFERENCE=1 job_keys_test writes it anew. */
 static void the_manual_is_that_of_the_table(void **state)
 {
     (void)state;
     char path[4096];
-    const char *slash = strstr(__FILE__, "tests/unit/");
-    assert_non_null(slash);
-    snprintf(path, sizeof path, "%.*sdeploy/docs/job-file.md", (int)(slash - __FILE__), __FILE__);
+    snprintf(path, sizeof path, "%s/deploy/docs/job-file.md", GACC_SOURCE);
     FILE *file = getenv("GACC_WRITE_REFERENCE") ? fopen(path, "w") : NULL;
     if (file) {
         job_print_reference(file);
@@ -430,6 +498,8 @@ int main(void)
         cmocka_unit_test(a_printed_job_reads_back_as_itself),
         cmocka_unit_test(odd_file_names_survive_printing),
         cmocka_unit_test(a_damaged_file_is_refused_with_a_place_or_is_a_job),
+        cmocka_unit_test(a_job_with_a_value_that_no_file_could_give_is_not_whole),
+        cmocka_unit_test(a_job_without_one_of_its_sections_is_not_whole),
         cmocka_unit_test(the_manual_is_that_of_the_table),
     };
     return cmocka_run_group_tests(tests, open_files, close_files);

@@ -43,6 +43,7 @@ static int parse(Gacc__V1__JobSpec **job, const char *text, const struct job_ove
     notices[0] = '\0';
     int status = job_parse(job, text, strlen(text), "dir/job.yaml", overrides, stream, error);
     fclose(stream);
+    if (status == 0) assert_true(job_is_whole(*job));
     return status;
 }
 
@@ -871,8 +872,7 @@ static void the_recipe_for_characters_is_nanogpts(void **state)
 {
     (void)state;
     char path[4096];
-    const char *tests = strstr(__FILE__, "tests/unit/");
-    snprintf(path, sizeof path, "%.*sdeploy/jobs/shakespeare-char.yaml", (int)(tests - __FILE__), __FILE__);
+    snprintf(path, sizeof path, "%s/deploy/jobs/shakespeare-char.yaml", GACC_SOURCE);
     setenv("GACC_TEXT", text_path, 1);
     Gacc__V1__JobSpec *job;
     struct error error;
