@@ -13,6 +13,7 @@ static int parse(Gacc__V1__JobSpec **job, const char *text, size_t length, const
     struct job_overrides overrides = {.sets = &set, .set_count = set ? 1 : 0};
     struct error error = {0};
     int status = job_parse(job, text, length, "job.yaml", &overrides, NULL, &error);
+    if (status == 0 && !job_is_whole(*job)) abort();
     if (status && (error.text[0] == '\0' || status != -(int)error.status || *job)) abort();
     return status;
 }
