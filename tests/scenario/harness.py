@@ -30,6 +30,14 @@ MPI = {
 PROMPT = float(os.environ.get("GACC_PROMPT") or (2 if os.getloadavg()[0] < 3 else 10))
 
 
+# How many times longer everything may take: programs with sanitizers.
+SLOWER = float(os.environ.get("GACC_SLOWER", 1))
+
+SANITIZER = os.environ.get("GACC_SANITIZER")  # address, thread; None: none
+
+SANITIZERS = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS")
+
+
 def own_lines(text):
     """What gaccd itself said on stderr; mpirun adds paragraphs of its own."""
     return [line for line in text.splitlines() if line.startswith("gaccd: ")]
@@ -56,7 +64,7 @@ class Running:
 
     def wait(self, limit=30):
         try:
-            self.process.wait(limit)
+            self.process.wait(limit * SLOWER)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {limit} s; stderr: {self.said()[1]}") from None
         self.seconds = time.monotonic() - self.began
@@ -110,12 +118,17 @@ class Scenario(unittest.TestCase):
         os.mkdir(self.temporary)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
         self.environment.update(MPI, TMPDIR=self.temporary, XDG_RUNTIME_DIR=self.temporary, GACC_SCENARIO=self.mark)
+        self.reports = os.path.join(self.directory, "reports")  # sanitizers', of whatever process
+        os.mkdir(self.reports)
+        for name in SANITIZERS:
+            self.environment[name] = ":".join(filter(None, (os.environ.get(name), f"log_path={self.reports}/report")))
         self.shared_memory = set(os.listdir("/dev/shm"))
         self.running = []
 
     def tearDown(self):
         try:
             self.check_nothing_is_left()
+            self.check_no_reports()
         finally:
             for pid in self.processes():
                 os.kill(pid, signal.SIGKILL)
@@ -150,7 +163,7 @@ class Scenario(unittest.TestCase):
         """A short program, to its end."""
         began = time.monotonic()
         done = subprocess.run(command, cwd=self.directory, env=env or self.environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=limit)
+                              capture_output=True, text=True, timeout=limit * SLOWER)
         return Finished(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
     def log(self, kind=None, output="run"):
@@ -175,6 +188,11 @@ class Scenario(unittest.TestCase):
         for path, _, names in os.walk(self.directory):
             self.assertFalse({"connection.json", "connection.json.tmp", "lock.json", "lock.json.tmp", "result.json.tmp"} & set(names), path)
 
+    def check_no_reports(self):
+        for name in sorted(os.listdir(self.reports)):
+            with open(os.path.join(self.reports, name), errors="replace") as file:
+                self.fail(f"a sanitizer's {name}:\n{file.read()}")
+
     def unused_shared_memory(self):
         """New entries that no process maps: other jobs may run beside this one."""
         new = set(os.listdir("/dev/shm")) - self.shared_memory
@@ -195,7 +213,7 @@ def read_log(output, kind=None):
 
 
 def until(condition, limit, what):
-    end = time.monotonic() + limit
+    end = time.monotonic() + limit * SLOWER
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {limit} s: {what}")
@@ -203,7 +221,7 @@ def until(condition, limit, what):
 
 
 def until_empty(what, limit):
-    end = time.monotonic() + limit
+    end = time.monotonic() + limit * SLOWER
     while (found := what()) and time.monotonic() < end:
         time.sleep(0.02)
     return found

@@ -91,19 +91,19 @@ class Deaths(harness.Scenario):
         self.check_result("coordinator is gone")
 
     def test_a_rank_that_falls_silent(self):
-        job = self.start(self.job, arguments=["--set", "control.timeout=1"]).until_step(3)
+        job = self.start(self.job, arguments=["--set", f"control.timeout={harness.SLOWER:g}"]).until_step(3)
         os.kill(job.ranks()[1], signal.SIGSTOP)
         done = job.wait(20)
         self.assertEqual(done.status, 70)
         self.check_one_line(done, "rank 1", "silent", "control.timeout")
-        self.check_result("rank 1: was silent for 1 s")
+        self.check_result(f"rank 1: was silent for {harness.SLOWER:g} s")
 
     def test_a_rank_that_never_comes(self):
-        command = self.command(self.job, 1, ["--set", "control.timeout=1"], "run")
+        command = self.command(self.job, 1, ["--set", f"control.timeout={harness.SLOWER:g}"], "run")
         job = harness.Running(self, [*command, ":", "-n", "1", "sleep", "100"], "run")
         done = job.wait(20)
         self.assertEqual(done.status, 70)
-        self.check_one_line(done, "has not joined within 1 s")
+        self.check_one_line(done, f"has not joined within {harness.SLOWER:g} s")
         self.assertEqual(self.result()["exit"], 70)
 
 

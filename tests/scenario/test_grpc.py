@@ -66,7 +66,7 @@ class Grpc(harness.Scenario):
         running = self.start(job)
         harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
         stub = control_pb2_grpc.ControlStub(self.channel(running))
-        records = list(stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1, all=True), timeout=60))
+        records = list(stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1, all=True), timeout=60 * harness.SLOWER))
         self.assertEqual(running.wait().status, 0)
         lines = [json.loads(record.json) for record in records]
         self.assertEqual(lines, running.log())
@@ -79,7 +79,7 @@ class Grpc(harness.Scenario):
     def test_watching_ends_with_the_job_after_its_last_step(self):
         running = self.start(dict(self.job, job={"name": "gpt", "steps": 300})).until_step(1)
         stub = control_pb2_grpc.ControlStub(self.channel(running))
-        steps = [record.step for record in stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60)]
+        steps = [record.step for record in stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60 * harness.SLOWER)]
         self.assertEqual(steps, list(range(1, 301)))
         self.assertEqual(running.wait().status, 0)
 
@@ -88,7 +88,7 @@ class Grpc(harness.Scenario):
         self.write("tape.csv", text)
         running = self.start(job).until_step(1)
         stub = control_pb2_grpc.ControlStub(self.channel(running))
-        lazy = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60)
+        lazy = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60 * harness.SLOWER)
         running.until_step(20000, limit=240)  # some 14 MB of lines, more than the coordinator queues for one watcher
         for pid in running.ranks().values():
             os.kill(pid, signal.SIGSTOP)  # so that no new line wakes anybody

@@ -1,10 +1,16 @@
 #include "check.h"
 
+#include "fiber.h"
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#if SIM_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 child start_child(const std::vector<std::string> &settings, const std::function<int()> &body)
 {
@@ -15,6 +21,9 @@ child start_child(const std::vector<std::string> &settings, const std::function<
     assert_true(child.process >= 0);
     if (child.process > 0) return child;
     dup2(fileno(child.errors), STDERR_FILENO);
+#if SIM_ASAN
+    __sanitizer_set_report_path("stderr"); // what is provoked on purpose belongs to the test alone
+#endif
     for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, SIG_DFL); // cmocka's go on with the test
     for (const std::string &setting : settings) {
         size_t equals = setting.find('=');

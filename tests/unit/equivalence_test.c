@@ -22,8 +22,8 @@ static void keep(struct actor *actor, uint64_t step)
     struct session_view view;
     uint64_t at = 0;
     if (session_look(session, &view, NULL)) abort();
-    parameter_count = session->map.parameters;
-    if (parameter_count > PARAMETERS_MAX) abort();
+    if (session->map.parameters > PARAMETERS_MAX) abort();
+    if (actor->rank == 0) parameter_count = session->map.parameters;
     for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
         struct range own = shard_map_range(&session->map, bucket, actor->rank);
         for (uint64_t i = own.begin; i < own.end; i++, at++) {
