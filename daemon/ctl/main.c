@@ -45,7 +45,7 @@ static const struct manual_command commands[] = {
      "A row for each line of the job's log.jsonl but its header; --json gives the lines themselves. After a lost "
      "connection it goes "
      "on by itself behind the last line it has shown. The last row says how the job ended."},
-    {"top", NULL, NULL, NULL, NULL, "the whole screen: progress, loss and loss scale, ranks, events; q quits",
+    {"top", NULL, NULL, NULL, top, "the whole screen: progress, loss and loss scale, ranks, events; q quits",
      "Bars behind the ranks are the work of their last step, waiting left out: the longest is the one that the others "
      "wait for. "
      "Where not all ranks have room, the slowest come first.\n\n"

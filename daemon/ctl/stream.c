@@ -17,6 +17,7 @@ void stream_reset(struct stream *stream)
 static bool is_repeated(struct stream *stream, uint64_t step, bool is_step)
 {
     if (!stream->is_resuming) return false;
+    if (step < stream->last) return true;
     if (is_step && step > stream->last) stream->is_resuming = false;
     if (!stream->is_resuming) return false;
     if (is_step || stream->repeated) stream->repeated++;

@@ -19,16 +19,16 @@ from gacc.v1 import control_pb2, control_pb2_grpc  # noqa: E402
 
 
 class Fake(control_pb2_grpc.ControlServicer):
-    """`answers`: by method, a message, a list of them (a stream), or a gRPC status code and text; `asked`: what came."""
+    """`answers`: by method, a message, a list of them (a stream), a function that gives either, or a gRPC status code and text; `asked`: what came."""
 
-    def __init__(self, health=None, **answers):
+    def __init__(self, health=None, port=0, **answers):
         self.answers, self.asked = answers, []
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         control_pb2_grpc.add_ControlServicer_to_server(self, self.server)
         if health is not None:  # grpc.health.v1: one field of a number
             handler = grpc.unary_unary_rpc_method_handler(lambda request, context: health)
             self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler}),))
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.server.start()
 
     def answer(self, method, request, context):
@@ -36,7 +36,7 @@ class Fake(control_pb2_grpc.ControlServicer):
         answer = self.answers[method]
         if isinstance(answer, tuple):
             context.abort(*answer)
-        return answer
+        return answer() if callable(answer) else answer
 
 
 def unary(method):

@@ -1,9 +1,9 @@
 /* A reader of WatchSteps whose connection is lost again and again sees every line once, in order. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <setjmp.h>
 
 #include <cmocka.h>
 
@@ -16,8 +16,8 @@ struct history {
     uint64_t steps[LINES];
 };
 
-/* What the coordinator answers: from the first line whose step is reached; others have that of the last step before them, or what was
- * asked for. */
+/* What the coordinator answers: from the first line whose step is reached; others have that of the last step before
+ * them, or what was asked for. */
 struct answer {
     const struct history *history;
     uint64_t from, step;
