@@ -130,7 +130,8 @@ static int go_on(struct launch *launch, const struct coordinator_ready *ready, s
     else
         snprintf(resume.directory, sizeof resume.directory, "%s", launch->options->resume);
     if (!status) status = manifest_read(&resume.manifest, resume.directory, error);
-    if (!status) status = resume_take_job(&resume, launch->job, &launch->options->overrides, error);
+    if (!status)
+        status = resume_take_job(&resume, launch->job, &launch->options->overrides, launch->place.ranks, error);
     resume_free(&resume);
     return status;
 }

@@ -20,6 +20,7 @@ static int fill_groups(struct layout *layout, const Gacc__V1__OptimizerSection *
             return error_set(error, STATUS_JOB, "optimizer.groups[%zu].lr: %g cannot follow a schedule whose lr is %g",
                              i, group->lr, optimizer->lr);
         double ratio = optimizer->lr > 0 ? group->lr / optimizer->lr : 0;
+        if (group->lr_ratio > 0) ratio = group->lr_ratio;
         bool own = group->weight_decay >= 0;
         layout->groups[2 * i] = (struct group){ratio, own ? group->weight_decay : optimizer->weight_decay};
         layout->groups[2 * i + 1] = (struct group){ratio, own ? group->weight_decay : 0};

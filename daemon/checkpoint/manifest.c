@@ -66,6 +66,7 @@ static void write_position(struct json_writer *json, const struct progress *prog
     json_write_unsigned(json, "epoch", progress->plan.epoch);
     json_write_unsigned(json, "first", progress->plan.first);
     json_write_unsigned(json, "count", progress->plan.count);
+    json_write_unsigned(json, "global", progress->plan.global);
     json_write_object_end(json);
 }
 
@@ -119,6 +120,18 @@ static bool write_job(struct json_writer *json, const Gacc__V1__JobSpec *job)
     free(text);
     free(packed);
     return whole;
+}
+
+static void write_settings(struct json_writer *json, const struct job_settings *settings)
+{
+    json_write_array(json, "settings");
+    for (size_t i = 0; i < settings->count; i++) {
+        json_write_object(json, NULL);
+        json_write_string(json, "path", settings->each[i].path);
+        json_write_string(json, "value", settings->each[i].value);
+        json_write_object_end(json);
+    }
+    json_write_array_end(json);
 }
 
 static void write_ranges(struct json_writer *json, const struct manifest *manifest)
@@ -182,6 +195,7 @@ static bool write_members(struct json_writer *json, const struct manifest *manif
     json_write_unsigned(json, "ranks", manifest->ranks);
     json_write_unsigned(json, "parameters", manifest->parameters);
     if (!write_job(json, manifest->job)) return false;
+    write_settings(json, &manifest->settings);
     json_write_string(json, "verify", manifest->receipt);
     write_ranges(json, manifest);
     return true;
@@ -315,9 +329,12 @@ static int read_position(const struct reading *reading, const json_t *root, stru
         (status = take_number(reading, plan, "first", INT64_MAX, &progress->plan.first)) ||
         (status = take_small(reading, plan, "count", &progress->plan.count)))
         return status;
+    if (json_object_get(plan, "global") && (status = take_small(reading, plan, "global", &progress->plan.global)))
+        return status;
     const bool fits = step == progress->counters.step + 1 && progress->plan.epoch == progress->position.epoch &&
                       progress->plan.first == progress->position.first && progress->plan.count > 0 &&
-                      progress->plan.count <= progress->train_sequences - progress->plan.first;
+                      progress->plan.count <= progress->train_sequences - progress->plan.first &&
+                      (progress->plan.global == 0 || progress->plan.count <= progress->plan.global);
     return fits ? 0 : refuse(reading, "plan", "is not that of the next step at this place in the data");
 }
 
@@ -374,6 +391,23 @@ static int read_job(const struct reading *reading, const json_t *root, struct ma
     if (status) return status;
     if (!hex_read(digest, stored, sizeof stored) || memcmp(stored, job->digest.data, sizeof stored))
         return refuse(reading, "job_digest", "is not that of the job");
+    return 0;
+}
+
+/* None in a checkpoint of an earlier version. */
+static int read_settings(const struct reading *reading, const json_t *root, struct manifest *manifest)
+{
+    const json_t *list = json_object_get(root, "settings");
+    if (list && (!json_is_array(list) || json_array_size(list) > SETTINGS_MAX))
+        return refuse(reading, "settings", "is no list of them");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *path = json_string_value(json_object_get(entry, "path"));
+        const char *value = json_string_value(json_object_get(entry, "value"));
+        if (!path || !value) return refuse(reading, "settings", "holds one without path or value");
+        int status = job_settings_put(&manifest->settings, path, value, reading->error);
+        if (status) return status;
+    }
     return 0;
 }
 
@@ -464,7 +498,8 @@ static int read_members(const struct reading *reading, const json_t *root, struc
         (status = read_warnings(reading, root, &progress->warnings)) ||
         (status = take_small(reading, root, "ranks", &manifest->ranks)) ||
         (status = take_number(reading, root, "parameters", INT64_MAX, &manifest->parameters)) ||
-        (status = read_job(reading, root, manifest)) || (status = read_receipt(reading, root, manifest)))
+        (status = read_job(reading, root, manifest)) || (status = read_settings(reading, root, manifest)) ||
+        (status = read_receipt(reading, root, manifest)))
         return status;
     return read_files(reading, root, manifest);
 }
@@ -522,6 +557,7 @@ int manifest_read(struct manifest *manifest, const char *directory, struct error
 void manifest_free(struct manifest *manifest)
 {
     if (manifest->job) gacc__v1__job_spec__free_unpacked(manifest->job, NULL);
+    job_settings_free(&manifest->settings);
     free(manifest->receipt);
     free(manifest->ranges);
     *manifest = (struct manifest){0};

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "daemon/coordinator/progress.h"
+#include "daemon/job/live.h"
 #include "proto/checksum.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
@@ -33,6 +34,7 @@ struct manifest {
     uint64_t parameters;
     char program[32], time[32];    /* the version of gaccd; UTC */
     Gacc__V1__JobSpec *job;        /* effective */
+    struct job_settings settings;  /* that were set while it ran, and are in it */
     char *receipt;                 /* verify.json of the run directory, an object; NULL: there was none */
     struct manifest_range *ranges; /* file by file, each file's from its beginning to its end without a gap */
     size_t range_count;

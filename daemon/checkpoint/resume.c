@@ -115,11 +115,51 @@ int resume_find(struct resume *resume, const char *output, const char *how, stru
     return status;
 }
 
+/* Those that --set is not in place of, and that the job still has. */
+static int choose_settings(struct job_settings *settings, const Gacc__V1__JobSpec *job,
+                           const struct job_overrides *overrides, struct error *error)
+{
+    struct job_settings chosen = {0};
+    int status = 0;
+    for (size_t i = 0; i < settings->count && !status; i++)
+        if (!job_is_named(overrides, settings->each[i].path) && job_is_live(job, settings->each[i].path))
+            status = job_settings_put(&chosen, settings->each[i].path, settings->each[i].value, error);
+    job_settings_free(settings);
+    *settings = chosen;
+    return status;
+}
+
+static int apply_settings(const struct job_settings *settings, Gacc__V1__JobSpec *job, uint32_t ranks,
+                          struct error *error)
+{
+    Gacc__V1__JobSpec *with;
+    struct job_changes changes;
+    float scale;
+    if (settings->count == 0) return 0;
+    int status = job_set_live(&with, job, settings, ranks, &changes, &scale, error);
+    if (status) {
+        error->status = error->status == STATUS_INTERNAL ? STATUS_INTERNAL : STATUS_JOB;
+        error_prefix(error, "set while the job ran, and no longer possible (--set is stronger)");
+        return -(int)error->status;
+    }
+    const Gacc__V1__JobSpec old = *job;
+    char *output = with->job->output; /* the same text; that of `job` is borrowed by many */
+    with->job->output = old.job->output;
+    old.job->output = output;
+    *job = *with;
+    *with = old;
+    gacc__v1__job_spec__free_unpacked(with, NULL);
+    job_changes_free(&changes);
+    return 0;
+}
+
 int resume_take_job(struct resume *resume, Gacc__V1__JobSpec *job, const struct job_overrides *overrides,
-                    struct error *error)
+                    uint32_t ranks, struct error *error)
 {
     if (!resume->found) return 0;
-    int status = job_compare(&resume->changes, resume->manifest.job, job, overrides, error);
+    int status = choose_settings(&resume->manifest.settings, job, overrides, error);
+    if (!status) status = apply_settings(&resume->manifest.settings, job, ranks, error);
+    if (!status) status = job_compare(&resume->changes, resume->manifest.job, job, overrides, error);
     if (!status) status = job_changes_check(&resume->changes, error);
     return status ? status : job_changes_keep(&resume->changes, resume->manifest.job, job, error);
 }

@@ -33,10 +33,11 @@ struct resume {
  * taken, older ones where newer are damaged; if all are damaged, 65. A directory that was named must hold a sound one
  * (66, 65). *resume is to be released with resume_free, after a failure, too. */
 int resume_find(struct resume *resume, const char *output, const char *how, struct error *error);
-/* The job as it goes on from what was found: refused with 78 where it differs in what must not, the optimizer as it was
- * unless --set says otherwise. */
+/* The job as it goes on from what was found: with what was set while it ran, and the optimizer as it was, unless --set
+ * says otherwise; refused with 78 where it differs in what must not. Settings that --set is in place of are no longer
+ * those of the manifest then. */
 int resume_take_job(struct resume *resume, Gacc__V1__JobSpec *job, const struct job_overrides *overrides,
-                    struct error *error);
+                    uint32_t ranks, struct error *error);
 /* Moves what is not to be found by the next start. */
 int resume_tidy(const struct resume *resume, const char *output, struct error *error);
 void resume_free(struct resume *resume);

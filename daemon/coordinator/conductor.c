@@ -66,6 +66,7 @@ void conductor_resume(struct conductor *c, const struct progress *progress, Gacc
     c->nonfinite_in_a_row = progress->nonfinite_in_a_row;
     if (progress->has_scaler && c->rules.has_scaler) loss_scale_restore(&c->scale, &c->rules.scale, &progress->scale);
     c->position = progress->position;
+    c->resumed_global = progress->has_plan ? progress->plan.global : 0;
     c->sequences_seen = progress->sequences_seen;
     c->epoch_weight = progress->epoch_weight;
     c->evaluated_at = progress->was_evaluated ? progress->evaluated_at : UINT64_MAX;
@@ -85,6 +86,7 @@ void conductor_close(struct conductor *c)
     for (uint32_t r = 0; c->rank && r < c->ranks; r++)
         if (c->rank[r].hello) gacc__v1__hello__free_unpacked(c->rank[r].hello, NULL);
     if (c->attempt.blame) gacc__v1__blame__free_unpacked(c->attempt.blame, NULL);
+    conductor_free_settings(c);
     free(c->rank);
     free(c->reports);
     free(c->shares);

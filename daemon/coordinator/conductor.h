@@ -36,6 +36,8 @@
 
 #include "daemon/coordinator/progress.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/retention.h"
+#include "daemon/job/live.h"
 #include "daemon/observe/step_log.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/control.pb-c.h"
@@ -48,6 +50,8 @@ struct conductor;
 int conductor_open(struct conductor **out, const Gacc__V1__JobSpec *job, uint32_t ranks, double now,
                    struct error *error);
 void conductor_close(struct conductor *conductor);
+/* Before the first hello: all that was set while the job ran, which it has in it already. Copied. 70: out of memory. */
+int conductor_restore_settings(struct conductor *conductor, const struct job_settings *settings, struct error *error);
 /* Before the first hello: the job goes on from there. `restore`, for the ranks, is borrowed until conductor_close. */
 void conductor_resume(struct conductor *conductor, const struct progress *progress, Gacc__V1__Restore *restore);
 
@@ -72,6 +76,21 @@ int conductor_interrupted(struct conductor *conductor, const char *who, const Ga
  * ANSWER_AT_BOUNDARY that of the next decision; with ANSWER_END the job ends at once; with ANSWER_REFUSED *error says
  * why. */
 enum answer conductor_ask(struct conductor *conductor, enum request request, const char *who, struct error *error);
+/* The job with other values (live.h), bound on top of conductor_next_job; `scale`: S is set to; 0: as it is.
+ * `settings`: all that were ever set, these included. Takes job and settings where the answer is not ANSWER_REFUSED. In
+ * a paused job they are in effect at once: ANSWER_NOW. Otherwise of the window behind the next boundary; batch.global
+ * of the one after that. Refused: 69, the job cannot now; 78: its data do not allow it. */
+enum answer conductor_set(struct conductor *conductor, Gacc__V1__JobSpec *job, struct job_settings *settings,
+                          const struct job_changes *changes, float scale, struct error *error);
+/* As it is now; as it will be behind the next boundary; all that was ever set, as it will be there; the scale of the
+ * next window as known now, 0 without one. */
+const Gacc__V1__JobSpec *conductor_job(const struct conductor *conductor);
+const Gacc__V1__JobSpec *conductor_next_job(const struct conductor *conductor);
+const struct job_settings *conductor_settings(const struct conductor *conductor);
+const struct job_settings *conductor_next_settings(const struct conductor *conductor);
+float conductor_next_scale(const struct conductor *conductor);
+/* Which checkpoints may go. */
+const struct retention *conductor_retention(const struct conductor *conductor);
 /* For GetStatus only; never refused, nothing depends on it. */
 void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
 

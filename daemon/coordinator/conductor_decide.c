@@ -36,7 +36,9 @@ const Gacc__V1__Welcome *conductor_welcome(struct conductor *c, double now)
 {
     if (c->phase != PHASE_WELCOME) return NULL;
     const bool is_done = c->rules.plan.epochs == 0 && c->counters.optimizer_steps >= c->rules.total_steps;
-    c->has_upcoming = !is_done && plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    struct plan_rules rules = c->rules.plan; /* a B that was set may not have reached this step's plan */
+    if (c->resumed_global != 0) rules.global = c->resumed_global;
+    c->has_upcoming = !is_done && plan_next(&rules, &c->position, &c->upcoming);
     c->welcome.plan = c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     c->decided_at = now;
     await_reports(c);
@@ -239,9 +241,10 @@ static Gacc__V1__Window *open_window(struct conductor *c)
         c->window.weight += rank->weight;
         c->window.micro_batches += rank->micro_batches;
     }
-    c->window.lr = schedule_lr(&c->rules.schedule, c->counters.optimizer_steps);
     c->window.optimizer_steps = c->counters.optimizer_steps;
     c->current = c->upcoming;
+    const struct schedule schedule = job_rules_schedule(&c->rules, c->current.global);
+    c->window.lr = schedule_lr(&schedule, c->counters.optimizer_steps);
     c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
     return &c->window;
 }
@@ -297,6 +300,9 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     if (has_stepped) judge(c, now, &verdict);
     if (has_stepped) c->applied = verdict.kind == VERDICT_IS_APPLY;
     c->decided_at = now;
+    const bool replans = c->requests.replans;
+    if (!c->failed) conductor_take_settings(c);
+    if (!c->failed && c->requests.held) conductor_replan(c);
 
     Gacc__V1__Decision *decision = &c->decision;
     const struct boundary boundary = open_boundary(c, has_stepped && c->applied);
@@ -311,7 +317,8 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     decision->hold = boundary.hold;
     const bool more = boundary.more && !decision->stop && !boundary.hold;
     decision->next = more ? open_window(c) : NULL;
-    decision->plan = more && c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
+    decision->plan =
+        c->has_upcoming && (more || (boundary.hold && replans)) ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     await_reports(c);
     if (!more && !boundary.hold) c->phase = PHASE_FINISHING;
     return decision;

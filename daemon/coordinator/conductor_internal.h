@@ -11,6 +11,7 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/saving.h"
 #include "daemon/core/warnings.h"
+#include "daemon/job/live.h"
 
 enum phase {
     PHASE_HELLOS,    /* awaiting a hello from every rank */
@@ -40,8 +41,8 @@ struct rank {
     double step_seconds; /* its own work in its last attempt */
 };
 
-#define LAST_STEPS 120    /* that GetStatus tells of */
-#define REQUESTS_SHOWN 64 /* by GetStatus, at most */
+#define LAST_STEPS 120                    /* that GetStatus tells of */
+#define REQUESTS_SHOWN (SETTINGS_MAX + 4) /* by GetStatus, at most */
 
 /* One step with its evaluation, all warnings, and one event of its own. */
 #define RECORDS_MOST (2 + WARNINGS + 1)
@@ -60,9 +61,18 @@ struct attempt {
     bool evaluates;
 };
 
+/* The job with other values. */
+struct edition {
+    Gacc__V1__JobSpec *job;       /* own */
+    struct job_rules rules;       /* complete */
+    float scale;                  /* S is set to; 0: it is not */
+    struct job_settings settings; /* own: all that were ever set */
+};
+
 struct conductor {
-    const Gacc__V1__JobSpec *job;
+    const Gacc__V1__JobSpec *job; /* as it is now: borrowed, or `edited` */
     struct job_rules rules;
+    struct edition edited, pending; /* what was set and is in effect, and what will be; job NULL: nothing */
     uint32_t ranks;
     struct rank *rank;           /* [ranks] */
     struct rank_report *reports; /* [ranks] */
@@ -104,6 +114,7 @@ struct conductor {
     Gacc__V1__Save save;
 
     uint64_t sequences_seen;
+    uint32_t resumed_global;    /* B of the next step's plan as it was issued then; 0: not known */
     uint64_t resumed_sequences; /* of the training data when the checkpoint was made; 0: none */
     struct step_counters counters;
     bool has_loss, has_validation;
@@ -133,6 +144,8 @@ struct conductor {
     Gacc__V1__Status status;
     Gacc__V1__LastStep *last_list[LAST_STEPS];
     char *request_list[REQUESTS_SHOWN];
+    char setting_names[SETTINGS_MAX][80]; /* "set optimizer.lr", of those that are pending */
+    size_t setting_count;
     Gacc__V1__RankStatus *rank_statuses;     /* [ranks] */
     Gacc__V1__RankStatus **rank_status_list; /* [ranks] */
     uint32_t *full_accumulate;               /* [ranks]: K in a full step */
@@ -153,6 +166,11 @@ bool conductor_is_saved(const struct conductor *conductor);
 Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary, bool was_saved);
 /* Ends the text of a failure by numerics with the culprit, if one is known. */
 void conductor_name_culprit(struct conductor *conductor);
+/* What was set comes into effect, before the next window opens. */
+void conductor_take_settings(struct conductor *conductor);
+/* Where the job is paused and all reports are in: the next step's plan by a B that was set meanwhile. */
+void conductor_replan(struct conductor *conductor);
+void conductor_free_settings(struct conductor *conductor);
 /* For GetStatus. */
 void conductor_keep_last(struct conductor *conductor, const struct step_record *record);
 /* Turns the attempt whose step_done are in (or will not come) into records. */

@@ -142,6 +142,7 @@ bool conductor_will_pause(const struct conductor *c)
 bool conductor_awaits_checkpoint(const struct conductor *c)
 {
     if (c->requests.held) return c->saving.asked || c->saving.stopping;
+    if (c->pending.job) return true; /* checkpoint.every may be among what is set */
     return c->rules.save_waits || saving_may_be_due(&c->saving, c->counters.optimizer_steps);
 }
 

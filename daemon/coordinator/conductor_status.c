@@ -39,6 +39,7 @@ static void fill_requests(struct conductor *c, Gacc__V1__Status *status)
     if (c->requests.pausing) c->request_list[status->n_requests++] = pause;
     if (c->saving.asked) c->request_list[status->n_requests++] = checkpoint;
     if (c->saving.stopping) c->request_list[status->n_requests++] = stop;
+    for (size_t i = 0; i < c->setting_count; i++) c->request_list[status->n_requests++] = c->setting_names[i];
     if (c->requests.finishing) c->request_list[status->n_requests++] = finish;
 }
 

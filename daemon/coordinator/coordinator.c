@@ -58,6 +58,7 @@ void coordinator_write_header(struct coordinator *coordinator)
         header.resumed = &resume->manifest.progress.counters;
         header.changes = changes;
         header.change_count = changes ? resume->changes.count : 0;
+        header.settings = &resume->manifest.settings;
     }
     coordinator_append(coordinator, header_line(&header));
     free(changes);
@@ -311,7 +312,7 @@ static int go_on(struct coordinator *coordinator, struct error *error)
         if (!strncmp(manifest->ranges[i].file, "optimizer-", strlen("optimizer-")))
             restore->optimizer_files[restore->n_optimizer_files++] = manifest->ranges[i].file;
     conductor_resume(coordinator->conductor, &manifest->progress, restore);
-    return 0;
+    return conductor_restore_settings(coordinator->conductor, &manifest->settings, error);
 }
 
 static int make_secrets(struct coordinator *coordinator, struct error *error)
@@ -365,11 +366,8 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
         (coordinator->resume.found && (status = go_on(coordinator, error))) ||
         (status = run_directory_write_job(&coordinator->directory, options->ranks, error)))
         return status;
-    struct job_rules rules;
     const struct saver_events events = {on_saved, coordinator};
-    if ((status = job_rules_from_job(&rules, options->job, options->ranks, error)) ||
-        (status = saver_open(&coordinator->saver, &coordinator->loop, options->job, options->ranks, &rules.retention,
-                             &events, error)))
+    if ((status = saver_open(&coordinator->saver, &coordinator->loop, options->job, options->ranks, &events, error)))
         return status;
     watch_signals(coordinator);
     const struct connection_facts facts = {
@@ -463,7 +461,7 @@ static int open_directory(struct coordinator *coordinator, bool *finished, struc
     if ((status = lock_take(output, error))) return status;
     coordinator->is_locked = true;
     if ((status = resume_find(&coordinator->resume, output, options->resume, error)) ||
-        (status = resume_take_job(&coordinator->resume, options->job, options->overrides, error)))
+        (status = resume_take_job(&coordinator->resume, options->job, options->overrides, options->ranks, error)))
         return status;
     if (left == RUN_DONE_OTHER && !fresh && !coordinator->resume.found)
         return error_set(

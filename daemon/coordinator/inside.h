@@ -122,6 +122,9 @@ void resume_message(struct rpc_call *call, const uint8_t *message, size_t length
 void checkpoint_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void stop_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void operation_gone(struct rpc_call *call, void *context);
+/* parameters.c */
+void set_parameters_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+void get_config_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 /* A decision is out; a checkpoint has ended (why NULL: it is complete); nothing will happen any more. */
 void operations_decided(struct coordinator *coordinator, const Gacc__V1__Decision *decision);
 void operations_saved(struct coordinator *coordinator, const char *name, const char *why);

@@ -52,12 +52,23 @@ int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, ui
         .clip_norm = job->optimizer->clip_norm,
         .evaluate_every = job->evaluation->every,
     };
+    if (job->batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_LINEAR) {
+        rules->lr_written = job->optimizer->lr_written;
+        rules->lr_base = job->batch->base_sequences;
+    }
     if (job->checkpoint) {
         rules->save_every = job->checkpoint->every;
         rules->save_waits = !job->checkpoint->async;
         rules->retention = (struct retention){job->checkpoint->keep, job->checkpoint->keep_every};
     }
     return rules->has_scaler ? scale_rules(&rules->scale, job->precision->loss_scale, error) : 0;
+}
+
+struct schedule job_rules_schedule(const struct job_rules *rules, uint32_t global)
+{
+    struct schedule schedule = rules->schedule;
+    if (rules->lr_base != 0) schedule.lr = rules->lr_written * ((double)global / (double)rules->lr_base);
+    return schedule;
 }
 
 /* Until so many tokens are consumed: an epoch's short last batch counts for what it holds. */

@@ -13,6 +13,8 @@
 struct job_rules {
     struct plan_rules plan;
     struct schedule schedule;
+    double lr_written; /* with lr_base; else 0 */
+    uint32_t lr_base;  /* the schedule's lr is lr_written · B / lr_base; 0: it does not depend on B */
     bool has_scaler;
     struct loss_scale_rules scale;
     uint32_t nonfinite_stop_after; /* without a scaler; 0: never */
@@ -29,6 +31,8 @@ struct job_rules {
 /* What the job alone says. Refuses what no job file can say with 70, rules of the loss scale that cannot work with 78.
  */
 int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error);
+/* The schedule of a window whose global batch is this. */
+struct schedule job_rules_schedule(const struct job_rules *rules, uint32_t global);
 /* Adds what the data say: the number of steps, and the schedule's length by default. Too few sequences:
  * 65. A schedule longer than the job: 78. */
 int job_rules_add_data(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint64_t train_sequences,

@@ -33,6 +33,8 @@ const struct rpc_method coordinator_methods[] = {
     CONVERSE("/gacc.v1.Workers/Join", ROLE_WORKER, join_message, NULL, join_gone),
     ANSWER("/gacc.v1.Control/GetStatus", ROLE_READ, get_status_message, NULL),
     ANSWER("/gacc.v1.Control/WatchSteps", ROLE_READ, watch_steps_message, watch_steps_gone),
+    ANSWER("/gacc.v1.Control/GetConfig", ROLE_READ, get_config_message, NULL),
+    ANSWER("/gacc.v1.Control/SetParameters", ROLE_CONTROL, set_parameters_message, operation_gone),
     ANSWER("/gacc.v1.Control/Pause", ROLE_CONTROL, pause_message, operation_gone),
     ANSWER("/gacc.v1.Control/Resume", ROLE_CONTROL, resume_message, operation_gone),
     ANSWER("/gacc.v1.Control/Checkpoint", ROLE_CONTROL, checkpoint_message, operation_gone),

@@ -4,32 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/coordinator/caller.h"
-#include "daemon/coordinator/inside.h"
+#include "daemon/coordinator/operations.h"
 
 #define OPERATIONS_MAX 256 /* that wait for their boundary, or for a checkpoint */
 
-/* A call that was accepted. */
-struct operation {
-    struct rpc_call *call; /* NULL: gone */
-    enum request request;
-    struct caller caller;
-    double at;           /* unix seconds */
-    bool wants_complete; /* a checkpoint, and not only its name */
-    bool is_at_boundary; /* it has taken effect: only a checkpoint's completion is awaited */
-    uint64_t step, optimizer_steps;
-    char name[STORE_NAME_MAX + 1]; /* of the checkpoint */
-    struct operation *next;
-};
-
 static const char *const methods[] = {
-    [REQUEST_CHECKPOINT] = "Checkpoint", [REQUEST_STOP] = "Stop",     [REQUEST_FINISH] = "Stop",
-    [REQUEST_PAUSE] = "Pause",           [REQUEST_RESUME] = "Resume",
+    [REQUEST_CHECKPOINT] = "Checkpoint", [REQUEST_STOP] = "Stop",   [REQUEST_FINISH] = "Stop",
+    [REQUEST_SET] = "SetParameters",     [REQUEST_PAUSE] = "Pause", [REQUEST_RESUME] = "Resume",
 };
 
 /* ---- answering ---- */
 
-static void refuse(struct rpc_call *call, enum rpc_code code, const char *text)
+void operation_refuse(struct rpc_call *call, enum rpc_code code, const char *text)
 {
     if (!call) return;
     rpc_call_set_user(call, NULL);
@@ -37,24 +23,41 @@ static void refuse(struct rpc_call *call, enum rpc_code code, const char *text)
     connection_wake(call);
 }
 
+static int send_answer(const struct operation *operation, Gacc__V1__Effect *effect)
+{
+    Gacc__V1__CheckpointReply checkpoint = GACC__V1__CHECKPOINT_REPLY__INIT;
+    switch (operation->request) {
+    case REQUEST_CHECKPOINT:
+        checkpoint.effect = effect;
+        checkpoint.name = (char *)operation->name;
+        return control_send(operation->call, &checkpoint.base);
+    case REQUEST_SET:
+        return parameters_answer(operation, effect);
+    default:
+        return control_send(operation->call, &effect->base);
+    }
+}
+
 static void answer(const struct operation *operation)
 {
-    struct rpc_call *call = operation->call;
-    if (!call) return;
+    if (!operation->call) return;
     Gacc__V1__Effect effect = GACC__V1__EFFECT__INIT;
-    Gacc__V1__CheckpointReply checkpoint = GACC__V1__CHECKPOINT_REPLY__INIT;
     effect.step = operation->step;
     effect.optimizer_steps = operation->optimizer_steps;
-    checkpoint.effect = &effect;
-    checkpoint.name = (char *)operation->name;
-    const bool is_checkpoint = operation->request == REQUEST_CHECKPOINT;
-    const int sent = control_send(call, is_checkpoint ? &checkpoint.base : &effect.base);
-    refuse(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK, sent ? "the answer does not fit the queue" : NULL);
+    const int sent = send_answer(operation, &effect);
+    operation_refuse(operation->call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK,
+                     sent ? "the answer does not fit the queue" : NULL);
 }
 
 static void record(struct coordinator *coordinator, const struct operation *operation, const char *refusal)
 {
     if (coordinator->concluded) return; /* the log has its last line */
+    const size_t count = operation->changes.count;
+    struct control_change *changes = calloc(count + 1, sizeof *changes);
+    for (size_t i = 0; i < count && changes; i++) {
+        const struct job_change *change = &operation->changes.each[i];
+        changes[i] = (struct control_change){change->key, change->was, change->now};
+    }
     const struct control_record record = {
         .method = methods[operation->request],
         .by = operation->caller.by,
@@ -63,8 +66,11 @@ static void record(struct coordinator *coordinator, const struct operation *oper
         .step = operation->step,
         .optimizer_steps = operation->optimizer_steps,
         .refusal = refusal,
+        .changes = changes,
+        .change_count = changes ? count : 0,
     };
     coordinator_append(coordinator, control_line(&record));
+    free(changes);
 }
 
 /* Its boundary is the one that was decided last. */
@@ -95,6 +101,7 @@ static void settle(struct coordinator *coordinator,
         }
         *link = operation->next;
         coordinator->operation_count--;
+        job_changes_free(&operation->changes);
         free(operation);
     }
 }
@@ -104,7 +111,7 @@ static void settle(struct coordinator *coordinator,
 static bool in_vain(struct coordinator *coordinator, struct operation *operation, const void *why)
 {
     if (!operation->is_at_boundary) record(coordinator, operation, why);
-    refuse(operation->call, RPC_ABORTED, why);
+    operation_refuse(operation->call, RPC_ABORTED, why);
     return true;
 }
 
@@ -142,7 +149,7 @@ static bool of_saved(struct coordinator *coordinator, struct operation *operatio
     (void)coordinator;
     if (!operation->is_at_boundary || strcmp(operation->name, saved->name)) return false;
     if (saved->why)
-        refuse(operation->call, RPC_INTERNAL, saved->why);
+        operation_refuse(operation->call, RPC_INTERNAL, saved->why);
     else
         answer(operation);
     return true;
@@ -179,35 +186,57 @@ static bool await(struct coordinator *coordinator, const struct operation *opera
     return true;
 }
 
-static void begin(struct coordinator *coordinator, struct rpc_call *call, enum request request, bool wants_complete)
+bool operation_open(struct coordinator *coordinator, struct operation *operation, struct rpc_call *call,
+                    enum request request)
 {
-    struct operation operation = {
-        .call = call, .request = request, .at = coordinator_unix_seconds(), .wants_complete = wants_complete};
-    struct error why;
-    caller_of(&operation.caller, call);
-    if (coordinator->operation_count >= OPERATIONS_MAX) {
-        refuse(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait for the next boundary already");
-        return;
-    }
-    const enum answer known = conductor_ask(coordinator->conductor, request, operation.caller.by, &why);
     const struct step_counters *counters = conductor_boundary(coordinator->conductor);
-    operation.step = counters->step;
-    operation.optimizer_steps = counters->optimizer_steps;
+    *operation = (struct operation){.call = call,
+                                    .request = request,
+                                    .at = coordinator_unix_seconds(),
+                                    .step = counters->step,
+                                    .optimizer_steps = counters->optimizer_steps};
+    caller_of(&operation->caller, call);
+    if (coordinator->operation_count < OPERATIONS_MAX) return true;
+    operation_refuse(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait for the next boundary already");
+    return false;
+}
+
+static enum rpc_code code_of(const struct error *why)
+{
+    if (why->status == STATUS_INTERNAL) return RPC_INTERNAL;
+    return why->status == STATUS_JOB ? RPC_INVALID_ARGUMENT : RPC_FAILED_PRECONDITION;
+}
+
+void operation_begin(struct coordinator *coordinator, struct operation *operation, enum answer known,
+                     const struct error *why)
+{
+    struct rpc_call *call = operation->call;
     if (known == ANSWER_REFUSED) {
-        record(coordinator, &operation, why.text);
-        refuse(call, RPC_FAILED_PRECONDITION, why.text);
+        record(coordinator, operation, why->text);
+        operation_refuse(call, code_of(why), why->text);
+        job_changes_free(&operation->changes);
         return;
     }
-    if (request == REQUEST_RESUME && !conductor_is_paused(coordinator->conductor))
+    if (operation->request == REQUEST_RESUME && !conductor_is_paused(coordinator->conductor))
         settle(coordinator, withdrawn, "Resume came before the pause took effect");
-    if (known != ANSWER_AT_BOUNDARY) take_boundary(coordinator, &operation);
-    const bool waits = known == ANSWER_AT_BOUNDARY || (wants_complete && saver_is_busy(coordinator->saver));
-    if (!waits)
-        answer(&operation);
-    else if (!await(coordinator, &operation))
-        refuse(call, RPC_RESOURCE_EXHAUSTED, "no memory to wait for the next boundary, where it takes effect");
+    if (known != ANSWER_AT_BOUNDARY) take_boundary(coordinator, operation);
+    const bool waits = known == ANSWER_AT_BOUNDARY || (operation->wants_complete && saver_is_busy(coordinator->saver));
+    if (!waits) answer(operation);
+    if (waits && !await(coordinator, operation))
+        operation_refuse(call, RPC_RESOURCE_EXHAUSTED, "no memory to wait for the boundary, where it takes effect");
+    if (!waits || !rpc_call_user(call)) job_changes_free(&operation->changes);
     if (known == ANSWER_END) coordinator_conclude(coordinator);
     workers_decide(coordinator); /* in a paused job it is done at once */
+}
+
+static void begin(struct coordinator *coordinator, struct rpc_call *call, enum request request, bool wants_complete)
+{
+    struct operation operation;
+    struct error why;
+    if (!operation_open(coordinator, &operation, call, request)) return;
+    operation.wants_complete = wants_complete;
+    const enum answer known = conductor_ask(coordinator->conductor, request, operation.caller.by, &why);
+    operation_begin(coordinator, &operation, known, &why);
 }
 
 void operation_gone(struct rpc_call *call, void *context)
@@ -223,7 +252,7 @@ void pause_message(struct rpc_call *call, const uint8_t *bytes, size_t length, v
     if (request)
         begin(context, call, REQUEST_PAUSE, false);
     else
-        refuse(call, RPC_INVALID_ARGUMENT, "not a PauseRequest");
+        operation_refuse(call, RPC_INVALID_ARGUMENT, "not a PauseRequest");
     if (request) gacc__v1__pause_request__free_unpacked(request, NULL);
 }
 
@@ -233,7 +262,7 @@ void resume_message(struct rpc_call *call, const uint8_t *bytes, size_t length, 
     if (request)
         begin(context, call, REQUEST_RESUME, false);
     else
-        refuse(call, RPC_INVALID_ARGUMENT, "not a ResumeRequest");
+        operation_refuse(call, RPC_INVALID_ARGUMENT, "not a ResumeRequest");
     if (request) gacc__v1__resume_request__free_unpacked(request, NULL);
 }
 
@@ -243,7 +272,7 @@ void checkpoint_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
     if (request)
         begin(context, call, REQUEST_CHECKPOINT, request->wait);
     else
-        refuse(call, RPC_INVALID_ARGUMENT, "not a CheckpointRequest");
+        operation_refuse(call, RPC_INVALID_ARGUMENT, "not a CheckpointRequest");
     if (request) gacc__v1__checkpoint_request__free_unpacked(request, NULL);
 }
 
@@ -253,6 +282,6 @@ void stop_message(struct rpc_call *call, const uint8_t *bytes, size_t length, vo
     if (request)
         begin(context, call, request->finish ? REQUEST_FINISH : REQUEST_STOP, false);
     else
-        refuse(call, RPC_INVALID_ARGUMENT, "not a StopRequest");
+        operation_refuse(call, RPC_INVALID_ARGUMENT, "not a StopRequest");
     if (request) gacc__v1__stop_request__free_unpacked(request, NULL);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/checkpoint/store.h"
+#include "proto/message.h"
 
 #define RECEIPT_BYTES_MAX (1u << 20)
 
@@ -24,7 +25,7 @@ struct saver {
 
     enum stage stage;
     char name[STORE_NAME_MAX + 1];
-    struct manifest manifest; /* its job is the borrowed one while a checkpoint is under way */
+    struct manifest manifest; /* of the checkpoint under way */
     bool *answered;           /* [ranks] */
     uint32_t awaited, failed_rank;
     struct error failure; /* of the lowest rank that failed; status 0: none */
@@ -36,7 +37,7 @@ struct saver {
 };
 
 int saver_open(struct saver **out, uv_loop_t *loop, const Gacc__V1__JobSpec *job, uint32_t ranks,
-               const struct retention *retention, const struct saver_events *events, struct error *error)
+               const struct saver_events *events, struct error *error)
 {
     struct saver *saver = calloc(1, sizeof *saver);
     *out = saver;
@@ -46,7 +47,6 @@ int saver_open(struct saver **out, uv_loop_t *loop, const Gacc__V1__JobSpec *job
     saver->loop = loop;
     saver->job = job;
     saver->ranks = ranks;
-    saver->retention = *retention;
     saver->events = *events;
     saver->work.data = saver;
     return 0;
@@ -57,16 +57,23 @@ static double now_seconds(void)
     return (double)uv_hrtime() * 1e-9;
 }
 
-void saver_begin(struct saver *saver, const char *name, const struct progress *progress, uint64_t parameters)
+void saver_begin(struct saver *saver, const struct saver_order *order)
 {
     saver->stage = WRITING;
     saver->awaited = saver->ranks;
     saver->failure.status = STATUS_DONE;
+    saver->retention = order->retention;
     memset(saver->answered, 0, saver->ranks * sizeof *saver->answered);
-    snprintf(saver->name, sizeof saver->name, "%s", name);
-    saver->manifest = (struct manifest){.progress = *progress, .ranks = saver->ranks, .parameters = parameters};
-    saver->record = (struct checkpoint_record){
-        .step = progress->counters.step, .optimizer_steps = progress->counters.optimizer_steps, .name = saver->name};
+    snprintf(saver->name, sizeof saver->name, "%s", order->name);
+    saver->manifest = (struct manifest){.progress = *order->progress,
+                                        .ranks = saver->ranks,
+                                        .parameters = order->parameters,
+                                        .job = message_copy(&order->job->base)};
+    if (!saver->manifest.job || job_settings_copy(&saver->manifest.settings, order->settings, &saver->failure))
+        error_set(&saver->failure, STATUS_IO, "out of memory for its job");
+    saver->record = (struct checkpoint_record){.step = order->progress->counters.step,
+                                               .optimizer_steps = order->progress->counters.optimizer_steps,
+                                               .name = saver->name};
 }
 
 /* ---- on a thread of the pool ---- */
@@ -97,7 +104,6 @@ static int commit(struct saver *saver, struct error *error)
     strftime(manifest->time, sizeof manifest->time, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
     snprintf(manifest->program, sizeof manifest->program, "%s", GACC_VERSION);
     manifest->receipt = read_receipt(output);
-    manifest->job = (Gacc__V1__JobSpec *)saver->job;
     return store_commit(output, saver->name, manifest, error);
 }
 
@@ -120,7 +126,6 @@ static void work(uv_work_t *request)
 
 static void release(struct saver *saver)
 {
-    saver->manifest.job = NULL; /* borrowed */
     manifest_free(&saver->manifest);
     saver->stage = IDLE;
 }

@@ -28,9 +28,19 @@ struct saver_events {
 
 /* The job is borrowed until saver_close. */
 int saver_open(struct saver **out, uv_loop_t *loop, const Gacc__V1__JobSpec *job, uint32_t ranks,
-               const struct retention *retention, const struct saver_events *events, struct error *error);
-/* The ranks have been asked; not while one is under way. The progress is copied. */
-void saver_begin(struct saver *saver, const char *name, const struct progress *progress, uint64_t parameters);
+               const struct saver_events *events, struct error *error);
+/* What a checkpoint is of; all of it is copied. */
+struct saver_order {
+    const char *name;
+    const struct progress *progress;
+    uint64_t parameters;
+    const Gacc__V1__JobSpec *job;        /* as it is there */
+    const struct job_settings *settings; /* that were set while it ran */
+    struct retention retention;
+};
+
+/* The ranks have been asked; not while one is under way. Where memory is short the checkpoint fails as a whole. */
+void saver_begin(struct saver *saver, const struct saver_order *order);
 /* A rank's answer. Negative (70): it is none to what was asked. */
 int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved, struct error *error);
 /* From saver_begin to `ended`. */

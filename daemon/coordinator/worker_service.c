@@ -50,7 +50,15 @@ static void send_decision(struct coordinator *coordinator)
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);
     struct header_record facts;
     conductor_header(coordinator->conductor, &facts);
-    saver_begin(coordinator->saver, name, progress, facts.parameters);
+    const struct saver_order order = {
+        .name = name,
+        .progress = progress,
+        .parameters = facts.parameters,
+        .job = conductor_job(coordinator->conductor),
+        .settings = conductor_settings(coordinator->conductor),
+        .retention = *conductor_retention(coordinator->conductor),
+    };
+    saver_begin(coordinator->saver, &order);
 }
 
 void workers_decide(struct coordinator *coordinator)

@@ -14,6 +14,7 @@ bool plan_next(const struct plan_rules *rules, struct plan_position *position, s
     *plan = (struct plan){.epoch = position->epoch,
                           .first = position->first,
                           .count = count,
+                          .global = rules->global,
                           .micro_batches = (count - 1) / rules->micro + 1};
     position->first += count;
     return true;

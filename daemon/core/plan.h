@@ -24,6 +24,7 @@ struct plan_position {
 struct plan {
     uint64_t epoch, first;
     uint32_t count;         /* sequences */
+    uint32_t global;        /* B, of which count is all, or an epoch's short rest */
     uint32_t micro_batches; /* M */
 };
 

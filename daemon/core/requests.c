@@ -76,9 +76,13 @@ enum answer requests_take(struct requests *requests, struct saving *saving, enum
     case REQUEST_PAUSE:
         return take_pause(requests, saving, moment, why);
     case REQUEST_RESUME:
+        return take_resume(requests, moment, why);
+    case REQUEST_SET:
         break;
     }
-    return take_resume(requests, moment, why);
+    if (moment->ends) return refuse(why, ending);
+    if (requests->finishing) return refuse(why, finishing);
+    return requests->held ? ANSWER_NOW : ANSWER_AT_BOUNDARY;
 }
 
 struct boundary requests_boundary(struct requests *requests, struct saving *saving, bool applied,
@@ -91,15 +95,17 @@ struct boundary requests_boundary(struct requests *requests, struct saving *savi
         boundary.stop = decision.stop;
     }
     const bool goes_on = boundary.more && !boundary.stop;
-    boundary.hold = goes_on && (requests->held ? !requests->resuming : requests->pausing);
+    const bool stays = requests->held ? !requests->resuming || requests->replans : requests->pausing;
+    boundary.hold = goes_on && stays;
     requests->pausing &= goes_on && requests->held; /* asked for behind a resume: of the boundary after this one */
-    requests->resuming = false;
+    requests->resuming &= requests->replans && boundary.hold;
+    requests->replans = false;
     requests->held = boundary.hold;
     return boundary;
 }
 
 bool requests_are_due(const struct requests *requests, const struct saving *saving, bool has_begun)
 {
-    return !requests->held || requests->resuming || requests->finishing || saving->stopping ||
+    return !requests->held || requests->resuming || requests->replans || requests->finishing || saving->stopping ||
            (saving->asked && has_begun);
 }

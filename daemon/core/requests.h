@@ -17,13 +17,15 @@ enum request {
     REQUEST_FINISH, /* the job counts as done */
     REQUEST_PAUSE,
     REQUEST_RESUME,
+    REQUEST_SET, /* other values of what the job is made of; which, is the caller's to keep */
 };
 
 struct requests {
     bool finishing; /* the next boundary is the job's last */
     bool pausing;   /* the next one is held … */
     bool held;      /* … and is: the ranks stand between two steps … */
-    bool resuming;  /* … and are to go on */
+    bool resuming;  /* … and are to go on, once … */
+    bool replans;   /* … they have the next step's plan anew */
 };
 
 /* Where the job is when somebody asks. */

@@ -47,7 +47,7 @@ static bool is_rate(const char *path)
     return false;
 }
 
-static bool is_named(const struct job_overrides *overrides, const char *path)
+bool job_is_named(const struct job_overrides *overrides, const char *path)
 {
     if (!is_rate(path)) return is_set(overrides, path);
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
@@ -61,7 +61,7 @@ static enum change_rule rule_of(const char *path, const struct job_overrides *ov
         const size_t length = strlen(rules[i].path);
         const bool is_section = rules[i].path[length - 1] == '.';
         if (is_section ? strncmp(path, rules[i].path, length) : strcmp(path, rules[i].path)) continue;
-        return rules[i].rule == CHANGE_KEPT && is_named(overrides, path) ? CHANGE_TAKEN : rules[i].rule;
+        return rules[i].rule == CHANGE_KEPT && job_is_named(overrides, path) ? CHANGE_TAKEN : rules[i].rule;
     }
     return CHANGE_TAKEN;
 }
@@ -100,6 +100,13 @@ static int value_text(const struct key *key, const Gacc__V1__JobSpec *job, char 
     else
         value_print(key, base, stream);
     return fclose(stream) ? -1 : 0;
+}
+
+char *job_value_text(const Gacc__V1__JobSpec *job, const char *path)
+{
+    char *text = NULL;
+    const struct key *key = key_find(job, path, NULL);
+    return key && !value_text(key, job, &text) ? text : NULL;
 }
 
 /* ---- comparing ---- */

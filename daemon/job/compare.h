@@ -5,6 +5,8 @@
 #ifndef GACC_JOB_COMPARE_H
 #define GACC_JOB_COMPARE_H
 
+#include <stdbool.h>
+
 #include "daemon/job/job.h"
 
 enum change_rule {
@@ -34,5 +36,10 @@ int job_changes_check(const struct job_changes *changes, struct error *error);
 int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec *was, Gacc__V1__JobSpec *now,
                      struct error *error);
 void job_changes_free(struct job_changes *changes);
+
+/* Whether the sets name the key, a section around it or a part of it; of the learning rates any of them. */
+bool job_is_named(const struct job_overrides *overrides, const char *path);
+/* The key's value as the job file would have it; free() it. NULL: the job does not have it, or memory is short. */
+char *job_value_text(const Gacc__V1__JobSpec *job, const char *path);
 
 #endif

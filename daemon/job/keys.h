@@ -78,6 +78,13 @@ struct choice {
     int value;
 };
 
+/* Whether a running job takes another value, and which window is the first one with it. */
+enum live {
+    LIVE_NEVER,
+    LIVE_NEXT_WINDOW,
+    LIVE_WINDOW_AFTER, /* the next one's plan is out already */
+};
+
 struct key {
     const char *path; /* an element of a list is * */
     enum key_type type;
@@ -91,6 +98,7 @@ struct key {
     bool by_profile;       /* the default is the loss-scale profile's, daemon/core/loss_scale */
     enum selector selects; /* this choice is what others depend on */
     const struct choice *choices;
+    enum live live;
     struct condition when[3];
     const char *unit;
     const char *help;

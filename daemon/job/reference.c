@@ -25,6 +25,9 @@ static const char head[] = "# The job file\n"
                            "setting one of `job.steps`, `job.tokens`, `job.epochs` drops\n"
                            "the others, and so does one of `batch.global`, `batch.tokens`.\n"
                            "\n"
+                           "*While running*: keys that `gaccctl set` changes in a running job, and from when; see "
+                           "control.md.\n"
+                           "\n"
                            "`gaccd check JOB.yaml -n N` prints the effective job: every key with the value it has.\n";
 
 static const char *leaf_of(const char *path)
@@ -88,6 +91,10 @@ static void print_conditions(const struct key *key, FILE *to)
     }
 }
 
+/* From which window on a running job has another value. */
+static const char *const lives[] = {
+    [LIVE_NEVER] = "", [LIVE_NEXT_WINDOW] = "next step", [LIVE_WINDOW_AFTER] = "the step after the next"};
+
 static void print_row(const struct key *key, FILE *to)
 {
     fprintf(to, "| `%s` | %s%s%s | ", key->section == IN_GROUP ? leaf_of(key->path) : key->path,
@@ -97,7 +104,7 @@ static void print_row(const struct key *key, FILE *to)
     print_range(key, to);
     fputs(" | ", to);
     print_conditions(key, to);
-    fprintf(to, " | %s |\n", key->help);
+    fprintf(to, " | %s | %s |\n", lives[key->live], key->help);
 }
 
 void job_print_reference(FILE *to)
@@ -117,7 +124,9 @@ void job_print_reference(FILE *to)
             print_conditions(key, to);
             fputc('.', to);
         }
-        fputs("\n\n| key | type | default | legal values | only with | meaning |\n|---|---|---|---|---|---|\n", to);
+        fputs("\n\n| key | type | default | legal values | only with | while running | meaning "
+              "|\n|---|---|---|---|---|---|---|\n",
+              to);
         if (is_alone) print_row(key, to);
     }
     fputs("\n## Not in this version\n\n", to);

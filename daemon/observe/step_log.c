@@ -69,6 +69,14 @@ static void resumption(struct json_writer *json, const struct header_record *hea
         json_write_object_end(json);
     }
     json_write_array_end(json);
+    json_write_array(json, "settings");
+    for (size_t i = 0; header->settings && i < header->settings->count; i++) {
+        json_write_object(json, NULL);
+        json_write_string(json, "path", header->settings->each[i].path);
+        json_write_string(json, "value", header->settings->each[i].value);
+        json_write_object_end(json);
+    }
+    json_write_array_end(json);
 }
 
 static void memory(struct json_writer *json, const Gacc__V1__Memory *taken)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "daemon/core/verdict.h"
+#include "daemon/job/live.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/workers.pb-c.h"
 
@@ -40,6 +41,7 @@ struct header_record {
     const struct step_counters *resumed; /* its counters; NULL as well */
     const struct header_change *changes; /* of the job, against that of the checkpoint */
     size_t change_count;
+    const struct job_settings *settings; /* that were set while the job ran, and hold; NULL: none */
 };
 
 struct header_change {

@@ -21,9 +21,9 @@ def long_windows(steps=10**6, **keys):
 
 
 def slow_tape(steps=10**6, ranks=1, **keys):
-    """Every window has the gradient 1, in thousands of micro-batches."""
+    """Every window has the gradient 1 of both weights, which two ranks share, in thousands of micro-batches."""
     keys.setdefault("batch", SLOW * ranks)
-    return toys.tape((0,), steps=steps, micro=1, **{"lr": 2.0**-10, **keys})
+    return toys.tape((0, 0), steps=steps, micro=1, **{"lr": 2.0**-10, **keys})
 
 
 class Steered(checkpoints.Checkpoints):
@@ -37,7 +37,7 @@ class Steered(checkpoints.Checkpoints):
         super().tearDown()
 
     def begin(self, job, rows=None, ranks=1, step=1, output="run", arguments=(), mpirun=()):
-        columns = 1 if job["model"]["type"] == "tape" else 2
+        columns = job["model"].get("size", 2)
         self.write("data", toys.csv_text(job, rows or [(1,) + (1.0,) * columns] * job["batch"]["global"]))
         job["data"].setdefault("train", "data")
         running = self.start(job, ranks=0 if ranks == 1 else ranks, output=output, arguments=arguments, mpirun=mpirun)
@@ -65,6 +65,17 @@ class Steered(checkpoints.Checkpoints):
     def resume(self, stub):
         return stub.Resume(control_pb2.ResumeRequest(), timeout=60)
 
+    def set(self, stub, timeout=60, **settings):
+        """optimizer__lr=0.5: two underscores for a dot."""
+        return self.set_paths(stub, {key.replace("__", "."): value for key, value in settings.items()}, timeout)
+
+    def set_paths(self, stub, settings, timeout=60):
+        listed = [control_pb2.Setting(path=path, value=str(value)) for path, value in settings.items()]
+        return stub.SetParameters(control_pb2.SetParametersRequest(settings=listed), timeout=timeout)
+
+    def config(self, stub):
+        return stub.GetConfig(control_pb2.GetConfigRequest(), timeout=20)
+
     def refused(self, code, call):
         """The words of the refusal."""
         with self.assertRaises(grpc.RpcError) as caught:
@@ -89,7 +100,7 @@ class Steered(checkpoints.Checkpoints):
     def held_back(self, job):
         """Two ranks, the second of which does not join before it is let go: SIGCONT."""
         job["data"]["train"] = "data"
-        self.write("data", toys.csv_text(job, [1.0] * job["batch"]["global"]))
+        self.write("data", toys.csv_text(job, [(1, 1.0, 1.0)] * job["batch"]["global"]))
         running = self.start(job)
         harness.until(lambda: 1 in running.ranks(), 20, "rank 1")
         late = running.ranks()[1]

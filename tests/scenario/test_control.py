@@ -57,7 +57,7 @@ class Asking(control.Steered):
 
     def test_stop_saves_and_ends_with_75_and_the_same_command_goes_on(self):
         job = slow_tape(steps=12, lr=1, batch=2 * control.SLOW)
-        whole = self.train_into("whole", job, [1.0] * 2 * control.SLOW, 2)
+        whole = self.train_into("whole", job, [(1, 1.0, 1.0)] * 2 * control.SLOW, 2)
         running = self.begin(job, ranks=2)
         stub = self.stub(running)
         effect = self.stop(stub)
@@ -69,7 +69,7 @@ class Asking(control.Steered):
         self.assertIn(f"uid {os.getuid()} (", result["reason"])
         self.assertIn(f"asked to stop: checkpoint {name} is complete", result["reason"])
         self.assertFalse(os.path.exists(os.path.join(running.output, "final")))
-        rest = self.train_into("run", job, [1.0] * 2 * control.SLOW, 2)
+        rest = self.train_into("run", job, [(1, 1.0, 1.0)] * 2 * control.SLOW, 2)
         self.assertEqual(rest.weight.tobytes(), whole.weight.tobytes())
         self.assertEqual(rest.column("step"), list(range(1, 13)))
 
@@ -78,7 +78,7 @@ class Asking(control.Steered):
         running = self.begin(job, ranks=2, step=3)
         effect = self.stop(self.stub(running), finish=True)
         self.end(running, 0)
-        self.assert_near(self.weight(), [-effect.optimizer_steps], 0)
+        self.assert_near(self.weight(), -effect.optimizer_steps, 0)
         self.assertEqual((self.result()["status"], self.result()["optimizer_steps"], self.result()["reason"]),
                          ("done", effect.optimizer_steps, None))
         log = running.log()
@@ -170,7 +170,7 @@ class Asking(control.Steered):
 class Looking(control.Steered):
     def test_the_last_steps_are_there(self):
         job = slow_tape(compute="fp16", scale=8, batch=400)
-        running = self.begin(job, rows=[(1, 1.0)] * 399 + [(1, 60000.0)], step=130)  # 8 · 60000/400 is finite
+        running = self.begin(job, rows=[(1, 1.0, 1.0)] * 399 + [(1, 60000.0, 1.0)], step=130)  # 8 · 60000/400 is finite
         stub = self.stub(running)
         status, log = self.status(stub), running.log("step")
         self.assertEqual(len(status.last), 120)

@@ -70,7 +70,7 @@ class Pausing(control.Steered):
 
     def test_a_paused_job_saves_once_and_stops(self):
         job = slow_tape(steps=12, lr=1, batch=2 * control.SLOW)
-        rows = [1.0] * 2 * control.SLOW
+        rows = [(1, 1.0, 1.0)] * 2 * control.SLOW
         whole = self.train_into("whole", job, rows, 2)
         running = self.begin(job, ranks=2)
         stub = self.stub(running)
@@ -121,7 +121,7 @@ class Pausing(control.Steered):
         here = self.pause(stub)
         self.assertEqual(self.stop(stub, finish=True), here)
         self.end(running, 0)
-        self.assert_near(self.weight(), [-here.optimizer_steps], 0)
+        self.assert_near(self.weight(), -here.optimizer_steps, 0)
 
     def test_what_cannot_be(self):
         running = self.begin(long_windows())

@@ -8,27 +8,6 @@
 
 #include "tests/unit/conductor_world.h"
 
-static void ask(struct world *w, enum request request, enum answer wanted, const char *why)
-{
-    struct error error = {0};
-    assert_int_equal(conductor_ask(w->conductor, request, "uid 1 (jo), pid 2", &error), wanted);
-    if (why && !strstr(error.text, why)) fail_msg("%s, not %s", error.text, why);
-}
-
-static void check_status(struct world *w, const char *phase, const char *request)
-{
-    const Gacc__V1__Status *status = conductor_status(w->conductor, w->now);
-    assert_string_equal(status->phase, phase);
-    assert_int_equal(status->n_requests, request != NULL);
-    if (request) assert_string_equal(status->requests[0], request);
-}
-
-static void check_boundary(const struct world *w, uint64_t step, uint64_t optimizer_steps)
-{
-    assert_int_equal(conductor_boundary(w->conductor)->step, step);
-    assert_int_equal(conductor_boundary(w->conductor)->optimizer_steps, optimizer_steps);
-}
-
 static void a_checkpoint_is_made_behind_the_step_under_way(void **unused)
 {
     (void)unused;
@@ -36,7 +15,7 @@ static void a_checkpoint_is_made_behind_the_step_under_way(void **unused)
     const char *name;
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     open_conductor(&w);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* before anybody has joined: behind the first */
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* before anybody has joined: behind the first */
     check_status(&w, "starting", "checkpoint");
     begin(&w);
     assert_string_equal(w.saves, "");
@@ -45,11 +24,11 @@ static void a_checkpoint_is_made_behind_the_step_under_way(void **unused)
     check_boundary(&w, 1, 1);
     check_status(&w, "training", NULL);
     step(&w, NULL);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* the one under way */
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* the one under way */
     assert_int_equal(conductor_progress(w.conductor, &name)->counters.step, 1);
     assert_string_equal(name, "step-00000001");
     conductor_saved(w.conductor, NULL);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL);
     step(&w, NULL);
     assert_string_equal(w.saves, "step-00000003");
     conductor_close(w.conductor);
@@ -61,13 +40,13 @@ static void a_stop_ends_with_75_and_says_who(void **unused)
     struct world w;
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     start(&w);
-    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
-    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
-    ask(&w, REQUEST_FINISH, ANSWER_REFUSED, "asked to stop behind a checkpoint already");
+    call_for(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_FINISH, ANSWER_REFUSED, "asked to stop behind a checkpoint already");
     check_status(&w, "stopping", "stop");
     step(&w, NULL);
     assert_true(w.over && w.stops);
-    ask(&w, REQUEST_STOP, ANSWER_NOW, NULL);
+    call_for(&w, REQUEST_STOP, ANSWER_NOW, NULL);
     check_boundary(&w, 1, 1);
     conductor_saved(w.conductor, NULL);
     conductor_settle(w.conductor);
@@ -75,7 +54,7 @@ static void a_stop_ends_with_75_and_says_who(void **unused)
     conductor_end(w.conductor, w.now, &end);
     assert_string_equal(end.reason, "uid 1 (jo), pid 2: asked to stop: checkpoint step-00000001 is complete, the same "
                                     "command goes on from it");
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_REFUSED, "the job is ending");
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_REFUSED, "the job is ending");
     finish(&w, STATUS_AGAIN);
 }
 
@@ -87,13 +66,13 @@ static void a_finish_ends_as_after_the_last_step(void **unused)
     w.evaluation.every = 3;
     start(&w);
     step(&w, NULL);
-    ask(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
     check_status(&w, "finishing", "stop --finish");
     step(&w, NULL);
     assert_true(w.over && !w.stops && w.evaluate);
     assert_string_equal(w.saves, "");
-    ask(&w, REQUEST_FINISH, ANSWER_NOW, NULL);
-    ask(&w, REQUEST_STOP, ANSWER_REFUSED, "the job is ending");
+    call_for(&w, REQUEST_FINISH, ANSWER_NOW, NULL);
+    call_for(&w, REQUEST_STOP, ANSWER_REFUSED, "the job is ending");
     finish(&w, 0);
 }
 
@@ -103,24 +82,12 @@ static void a_stop_before_the_first_step_is_the_end(void **unused)
     struct world w;
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     open_conductor(&w);
-    ask(&w, REQUEST_FINISH, ANSWER_REFUSED, "before the first step");
-    ask(&w, REQUEST_STOP, ANSWER_END, NULL);
+    call_for(&w, REQUEST_FINISH, ANSWER_REFUSED, "before the first step");
+    call_for(&w, REQUEST_STOP, ANSWER_END, NULL);
     const Gacc__V1__Farewell *farewell = conductor_farewell(w.conductor, 0);
     assert_int_equal(farewell->failure->status, STATUS_AGAIN);
     assert_string_equal(farewell->failure->text, "uid 1 (jo), pid 2: asked to stop before the first step");
     conductor_close(w.conductor);
-}
-
-/* The reports of ranks that stand: no decision is due yet. */
-static void stand(struct world *w)
-{
-    struct error error = {0};
-    assert_true(w->held);
-    for (uint32_t r = 0; r < w->ranks; r++) {
-        Gacc__V1__Report report = report_of(w, r);
-        assert_false(conductor_is_due(w->conductor));
-        take(conductor_report(w->conductor, r, &report, w->now, &error), r + 1 == w->ranks, &error);
-    }
 }
 
 static void a_paused_job_goes_on_as_if_it_had_not_been(void **unused)
@@ -132,22 +99,22 @@ static void a_paused_job_goes_on_as_if_it_had_not_been(void **unused)
     w.schedule.warmup = other.schedule.warmup = 4;
     open_conductor(&w);
     start(&other);
-    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
     begin(&w); /* before the first step, too */
     while (!w.over) {
         assert_true(w.held);
         stand(&w);
         assert_false(conductor_is_due(w.conductor));
         check_status(&w, "paused", NULL);
-        ask(&w, REQUEST_PAUSE, ANSWER_NOW, NULL);
+        call_for(&w, REQUEST_PAUSE, ANSWER_NOW, NULL);
         w.now += 1000;
-        ask(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
+        call_for(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
         assert_true(conductor_is_due(w.conductor));
         decide(&w);
         assert_int_equal(w.verdict, GACC__V1__VERDICT__VERDICT_UNSPECIFIED);
         assert_memory_equal(&w.plan, &other.plan, sizeof w.plan);
         assert_memory_equal(&w.window, &other.window, sizeof w.window);
-        ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+        call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
         const struct step_record *one = step(&w, NULL), *same = step(&other, NULL);
         assert_memory_equal(&one->counters, &same->counters, sizeof one->counters);
         assert_true(one->loss == same->loss && one->lr == same->lr && one->loss_scale_next == same->loss_scale_next);
@@ -163,9 +130,9 @@ static void a_pause_that_was_asked_for_can_be_taken_back(void **unused)
     struct world w;
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     start(&w);
-    ask(&w, REQUEST_RESUME, ANSWER_REFUSED, "the job is not paused");
-    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
-    ask(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_RESUME, ANSWER_REFUSED, "the job is not paused");
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_RESUME, ANSWER_AT_BOUNDARY, NULL);
     step(&w, NULL);
     assert_false(w.held);
     conductor_close(w.conductor);
@@ -178,9 +145,9 @@ static void a_paused_job_saves_once_and_stops(void **unused)
     const char *name;
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     start(&w);
-    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
     step(&w, NULL);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* as soon as the ranks stand */
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* as soon as the ranks stand */
     stand(&w);
     assert_true(conductor_is_due(w.conductor));
     decide(&w);
@@ -188,10 +155,10 @@ static void a_paused_job_saves_once_and_stops(void **unused)
     assert_true(w.held);
     check_boundary(&w, 1, 1);
     stand(&w);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* under way … */
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* under way … */
     assert_false(conductor_is_due(w.conductor));
     conductor_saved(w.conductor, NULL);
-    ask(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* … and complete */
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* … and complete */
     conductor_progress(w.conductor, &name);
     assert_string_equal(name, "step-00000001");
     assert_false(conductor_is_due(w.conductor));
@@ -203,8 +170,8 @@ static void a_paused_job_saves_once_and_stops(void **unused)
     decide(&w);
     assert_string_equal(w.saves, ""); /* the state is on disk already */
     stand(&w);
-    ask(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
-    ask(&w, REQUEST_PAUSE, ANSWER_REFUSED, "asked to stop");
+    call_for(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_PAUSE, ANSWER_REFUSED, "asked to stop");
     decide(&w);
     assert_true(w.over && w.stops);
     assert_string_equal(w.saves, "");
@@ -219,7 +186,7 @@ static void a_signal_stops_a_paused_job_behind_a_checkpoint(void **unused)
     struct error error = {0};
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     start(&w);
-    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
     step(&w, NULL);
     stand(&w);
     Gacc__V1__Interrupted term = GACC__V1__INTERRUPTED__INIT;
@@ -243,14 +210,14 @@ static void a_paused_job_finishes_and_fails_in_order(void **unused)
         struct error why;
         make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
         start(&w);
-        ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+        call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
         step(&w, NULL);
         stand(&w);
         error_set(&why, STATUS_IO, "log.jsonl: disk full");
         if (fails)
             conductor_fail(w.conductor, &why);
         else
-            ask(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
+            call_for(&w, REQUEST_FINISH, ANSWER_AT_BOUNDARY, NULL);
         assert_true(conductor_is_due(w.conductor));
         decide(&w);
         assert_true(w.over && !w.stops);
@@ -266,7 +233,7 @@ static void a_job_that_is_done_does_not_pause(void **unused)
     make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
     w.section.steps = 1;
     start(&w);
-    ask(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
     step(&w, NULL);
     assert_false(w.held);
     assert_false(conductor_will_pause(w.conductor) || conductor_is_paused(w.conductor));

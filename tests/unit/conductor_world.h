@@ -323,6 +323,39 @@ static inline const struct step_record *step(struct world *w, const struct twist
     return &w->records[0].step;
 }
 
+static inline void call_for(struct world *w, enum request request, enum answer wanted, const char *why)
+{
+    struct error error = {0};
+    assert_int_equal(conductor_ask(w->conductor, request, "uid 1 (jo), pid 2", &error), wanted);
+    if (why && !strstr(error.text, why)) fail_msg("%s, not %s", error.text, why);
+}
+
+static inline void check_status(struct world *w, const char *phase, const char *request)
+{
+    const Gacc__V1__Status *status = conductor_status(w->conductor, w->now);
+    assert_string_equal(status->phase, phase);
+    assert_int_equal(status->n_requests, request != NULL);
+    if (request) assert_string_equal(status->requests[0], request);
+}
+
+static inline void check_boundary(const struct world *w, uint64_t step, uint64_t optimizer_steps)
+{
+    assert_int_equal(conductor_boundary(w->conductor)->step, step);
+    assert_int_equal(conductor_boundary(w->conductor)->optimizer_steps, optimizer_steps);
+}
+
+/* The reports of ranks that stand: no decision is due yet. */
+static inline void stand(struct world *w)
+{
+    struct error error = {0};
+    assert_true(w->held);
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        Gacc__V1__Report report = report_of(w, r);
+        assert_false(conductor_is_due(w->conductor));
+        take(conductor_report(w->conductor, r, &report, w->now, &error), r + 1 == w->ranks, &error);
+    }
+}
+
 static inline void finish(struct world *w, int exit)
 {
     struct error error = {0};

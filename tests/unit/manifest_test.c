@@ -75,7 +75,7 @@ static void make_any(struct manifest *manifest, uint64_t *random)
     progress->position =
         (struct plan_position){random_between(random, 0, 9), random_between(random, 0, progress->train_sequences - 1)};
     progress->has_plan = random_chance(random, 0.7);
-    if (progress->has_plan) progress->plan = (struct plan){progress->position.epoch, progress->position.first, 1, 0};
+    if (progress->has_plan) progress->plan = (struct plan){progress->position.epoch, progress->position.first, 1, 1, 0};
     progress->sequences_seen = random_between(random, 0, 1000000);
     progress->epoch_weight = (double)random_between(random, 0, 1000) / 7;
     progress->was_evaluated = random_chance(random, 0.5);
@@ -121,9 +121,16 @@ static void what_is_written_is_read_back(void **unused)
         struct error error;
         size_t length;
         make_any(&written, &random);
+        if (i % 2) job_settings_put(&written.settings, "optimizer.lr", "3e-4", &error);
+        if (i % 3) job_settings_put(&written.settings, "optimizer.clip_norm", "null", &error);
         char *text = manifest_text(&written, &length);
         assert_non_null(text);
         if (manifest_parse(&read, text, length, "m", &error)) fail_msg("%s", error.text);
+        assert_int_equal(read.settings.count, written.settings.count);
+        for (size_t j = 0; j < read.settings.count; j++) {
+            assert_string_equal(read.settings.each[j].path, written.settings.each[j].path);
+            assert_string_equal(read.settings.each[j].value, written.settings.each[j].value);
+        }
         const struct progress *a = &written.progress, *b = &read.progress;
         assert_memory_equal(&a->counters, &b->counters, sizeof a->counters);
         assert_memory_equal(&a->scale, &b->scale, sizeof a->scale);

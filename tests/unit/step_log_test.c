@@ -213,13 +213,17 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
     header.resumed = &from;
     header.changes = changes;
     header.change_count = 2;
+    struct job_setting set = {(char *)"optimizer.lr", (char *)"0.5"};
+    const struct job_settings settings = {&set, 1};
+    header.settings = &settings;
     char *resumed = header_line(&header);
     assert_string_equal(
         strstr(resumed, "\"resumed_from\""),
         "\"resumed_from\":\"run/checkpoints/step-00000005\",\"resumed\":{\"step\":7,\"optimizer_steps\":5,"
         "\"skipped_steps\":2,\"empty_steps\":0,\"scheduler_steps\":5,\"tokens_seen\":70},\"changes\":["
         "{\"key\":\"batch.micro\",\"was\":\"2\",\"now\":\"1\"},"
-        "{\"key\":\"optimizer.lr\",\"was\":\"1\",\"now\":\"1\",\"not\":\"2\"}]}");
+        "{\"key\":\"optimizer.lr\",\"was\":\"1\",\"now\":\"1\",\"not\":\"2\"}],"
+        "\"settings\":[{\"path\":\"optimizer.lr\",\"value\":\"0.5\"}]}");
     free(resumed);
     const struct checkpoint_record checkpoint = {
         .step = 7, .optimizer_steps = 5, .name = "step-00000005", .bytes = 99, .seconds = {0.5, 1.5, 0.25}};
@@ -230,6 +234,24 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
         .step = 12, .optimizer_steps = 11, .loss = 1.5, .weight = 10, .sequences = 10, .seconds = 0.25};
     expect_line(eval_line(&eval), "{\"type\":\"eval\",\"step\":12,\"optimizer_steps\":11,\"loss\":1.5,\"weight\":10.0,"
                                   "\"sequences\":10,\"seconds\":0.25}");
+    const struct control_change change = {"optimizer.clip_norm", "1", NULL};
+    struct control_record control = {.method = "SetParameters",
+                                     .by = "uid 1 (jo), pid 2",
+                                     .role = "control",
+                                     .at = 1.5,
+                                     .step = 4,
+                                     .optimizer_steps = 3,
+                                     .changes = &change,
+                                     .change_count = 1};
+    expect_line(control_line(&control),
+                "{\"type\":\"control\",\"method\":\"SetParameters\",\"by\":\"uid 1 (jo), pid 2\",\"role\":\"control\","
+                "\"at\":1.5,\"step\":4,\"optimizer_steps\":3,\"accepted\":true,\"reason\":null,"
+                "\"changes\":[{\"key\":\"optimizer.clip_norm\",\"was\":\"1\",\"now\":null}]}");
+    control.refusal = "no";
+    control.change_count = 0;
+    expect_line(control_line(&control),
+                "{\"type\":\"control\",\"method\":\"SetParameters\",\"by\":\"uid 1 (jo), pid 2\",\"role\":\"control\","
+                "\"at\":1.5,\"step\":4,\"optimizer_steps\":3,\"accepted\":false,\"reason\":\"no\",\"changes\":[]}");
     struct event_record event = {.step = 3, .event = "skip_rate", .text = "too many"};
     expect_line(event_line(&event), "{\"type\":\"event\",\"step\":3,\"event\":\"skip_rate\",\"text\":\"too many\"}");
     struct end_record end = {.exit = STATUS_NUMERICS,

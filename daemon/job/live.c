@@ -1,0 +1,279 @@
+#include "daemon/job/live.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job/keys.h"
+#include "daemon/job/scalar.h"
+
+#define NAME "the job" /* that stands for the file in messages */
+#define VALUE_MAX 256  /* bytes: no live key has a longer one */
+
+/* ---- a list of settings ---- */
+
+static struct job_setting *find(const struct job_settings *settings, const char *path)
+{
+    for (size_t i = 0; i < settings->count; i++)
+        if (!strcmp(settings->each[i].path, path)) return &settings->each[i];
+    return NULL;
+}
+
+int job_settings_put(struct job_settings *settings, const char *path, const char *value, struct error *error)
+{
+    struct job_setting *old = find(settings, path);
+    char *copy = strdup(value), *name = old ? NULL : strdup(path);
+    struct job_setting *longer = old ? settings->each : realloc(settings->each, (settings->count + 1) * sizeof *longer);
+    if (longer) settings->each = longer;
+    if (!copy || !longer || (!old && !name)) {
+        free(copy);
+        free(name);
+        return error_set(error, STATUS_INTERNAL, "out of memory for %s", path);
+    }
+    if (old) {
+        free(old->value);
+        old->value = copy;
+    } else {
+        longer[settings->count++] = (struct job_setting){name, copy};
+    }
+    return 0;
+}
+
+int job_settings_copy(struct job_settings *to, const struct job_settings *from, struct error *error)
+{
+    int status = 0;
+    *to = (struct job_settings){0};
+    for (size_t i = 0; i < from->count && !status; i++)
+        status = job_settings_put(to, from->each[i].path, from->each[i].value, error);
+    if (status) job_settings_free(to);
+    return status;
+}
+
+void job_settings_free(struct job_settings *settings)
+{
+    for (size_t i = 0; i < settings->count; i++) {
+        free(settings->each[i].path);
+        free(settings->each[i].value);
+    }
+    free(settings->each);
+    *settings = (struct job_settings){0};
+}
+
+/* ---- what is live ---- */
+
+static bool has_dynamic_scale(const Gacc__V1__JobSpec *job)
+{
+    const Gacc__V1__LossScaleSection *scale = job->precision->loss_scale;
+    return scale && scale->mode == GACC__V1__SCALE_MODE__SCALE_DYNAMIC;
+}
+
+bool job_is_live(const Gacc__V1__JobSpec *job, const char *path)
+{
+    if (!strcmp(path, LIVE_SCALE)) return has_dynamic_scale(job);
+    const struct key *key = key_find(job, path, NULL);
+    return key && key->live != LIVE_NEVER;
+}
+
+bool job_is_live_later(const char *path)
+{
+    for (size_t i = 0; i < key_count; i++)
+        if (!strcmp(keys[i].path, path)) return keys[i].live == LIVE_WINDOW_AFTER;
+    return false;
+}
+
+size_t job_live_paths(const Gacc__V1__JobSpec *job, const char *paths[SETTINGS_MAX])
+{
+    size_t count = 0;
+    for (size_t i = 0; i < key_count && count < SETTINGS_MAX - 1; i++)
+        if (keys[i].live != LIVE_NEVER && key_find(job, keys[i].path, NULL) == &keys[i]) paths[count++] = keys[i].path;
+    if (has_dynamic_scale(job)) paths[count++] = LIVE_SCALE;
+    return count;
+}
+
+/* Numbers that follow from others, by whatever name they are called. */
+static bool is_derived(const char *path)
+{
+    static const char *const names[] = {"K", "M", "accumulate", "micro_batches", "gradient_accumulation_steps"};
+    const char *dot = strrchr(path, '.'), *leaf = dot ? dot + 1 : path;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(leaf, names[i])) return true;
+    return false;
+}
+
+static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
+{
+    const char *path = setting->path;
+    const struct key *any;
+    if (!*path || strchr(path, '=') || text_fault(path, strlen(path), true) || strlen(path) > VALUE_MAX)
+        return error_set(error, STATUS_JOB, "a setting wants the path of a key, such as optimizer.lr");
+    if (is_derived(path))
+        return error_set(error, STATUS_JOB,
+                         "%.200s: is derived: K and M follow from batch.global, batch.micro and the ranks", path);
+    if (strlen(setting->value) > VALUE_MAX) return error_set(error, STATUS_JOB, "%.200s: the value is too long", path);
+    if (job_is_live(job, path)) return 0;
+    if (!strcmp(path, LIVE_SCALE))
+        return error_set(error, STATUS_UNAVAILABLE, "%s: %s", path,
+                         job->precision->loss_scale ? "precision.loss_scale.mode static: the scale never moves"
+                                                    : "this job has no loss scale, only precision.compute fp16 has");
+    if (key_find(job, path, &any) || any)
+        return error_set(error, STATUS_UNAVAILABLE,
+                         any && any->live != LIVE_NEVER ? "%.200s: does not apply to this job"
+                                                        : "%.200s: cannot be changed while the job runs",
+                         path);
+    const char *dot = strrchr(path, '.');
+    char section[VALUE_MAX + 1];
+    snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : 0, path);
+    return error_set(error, STATUS_JOB, "%.200s: unknown key%s", path,
+                     key_suggestion(section, dot ? dot + 1 : path).text);
+}
+
+/* ---- the job with other values ---- */
+
+/* What a message says of the place in a file or on a command line, of which there is neither. */
+static void strip_place(struct error *error)
+{
+    static const char set[] = "--set ";
+    const char *text = error->text;
+    unsigned line, column;
+    int length = 0;
+    if (!strncmp(text, set, strlen(set))) text += strlen(set);
+    if (sscanf(text, NAME ":%u:%u: %n", &line, &column, &length) == 2 && length > 0) text += length;
+    memmove(error->text, text, strlen(text) + 1);
+}
+
+static int parse_with(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const char *const *sets, size_t count,
+                      uint32_t ranks, struct error *error)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    const bool printed = stream && !job_print(job, 0, stream);
+    if (!stream || fclose(stream) || !printed) {
+        free(text);
+        return error_set(error, STATUS_INTERNAL, "out of memory for the job");
+    }
+    const struct job_overrides overrides = {.sets = sets, .set_count = count, .ranks = ranks};
+    int status = job_parse(out, text, length, NAME, &overrides, NULL, error);
+    free(text);
+    if (status) strip_place(error);
+    return status;
+}
+
+/* "path=value"; free() it. */
+static char *set_text(const char *path, const char *value)
+{
+    const size_t length = strlen(path) + strlen(value) + 2;
+    char *text = malloc(length);
+    if (text) snprintf(text, length, "%s=%s", path, value);
+    return text;
+}
+
+/* The present scale is under the rules of the first one. */
+static int read_scale(const Gacc__V1__JobSpec *job, const char *value, uint32_t ranks, float *scale,
+                      struct error *error)
+{
+    static const char initial[] = "precision.loss_scale.initial";
+    Gacc__V1__JobSpec *with = NULL;
+    char *set = set_text(initial, value);
+    int status = set ? parse_with(&with, job, (const char *const *)&set, 1, ranks, error)
+                     : error_set(error, STATUS_INTERNAL, "out of memory");
+    free(set);
+    if (!status) *scale = (float)with->precision->loss_scale->initial;
+    if (with) gacc__v1__job_spec__free_unpacked(with, NULL);
+    if (!status || strncmp(error->text, initial, strlen(initial))) return status;
+    char rest[sizeof error->text];
+    snprintf(rest, sizeof rest, "%s", error->text + strlen(initial));
+    return error_set(error, error->status, LIVE_SCALE "%.900s", rest);
+}
+
+/* A schedule as long as the job stays that. */
+static bool total_follows(const Gacc__V1__JobSpec *job, const struct job_settings *settings)
+{
+    return job->schedule->type != GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT && job->job->steps != 0 &&
+           job->schedule->total == job->job->steps && find(settings, "job.steps") && !find(settings, "schedule.total");
+}
+
+static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
+                 uint32_t ranks, struct error *error)
+{
+    char *sets[SETTINGS_MAX + 1];
+    size_t count = 0;
+    bool whole = true;
+    for (size_t i = 0; i < settings->count; i++) {
+        if (!strcmp(settings->each[i].path, LIVE_SCALE)) continue;
+        whole &= (sets[count++] = set_text(settings->each[i].path, settings->each[i].value)) != NULL;
+    }
+    if (total_follows(job, settings))
+        whole &= (sets[count++] = set_text("schedule.total", find(settings, "job.steps")->value)) != NULL;
+    int status = whole ? parse_with(out, job, (const char *const *)sets, count, ranks, error)
+                       : error_set(error, STATUS_INTERNAL, "out of memory");
+    while (count > 0) free(sets[--count]);
+    return status;
+}
+
+/* As the ranks have it, who know nothing of settings. */
+static void keep_ratios(const Gacc__V1__JobSpec *was, Gacc__V1__JobSpec *now)
+{
+    for (size_t i = 0; i < now->optimizer->n_groups && was->optimizer->lr > 0; i++) {
+        const Gacc__V1__ParameterGroup *before = was->optimizer->groups[i];
+        Gacc__V1__ParameterGroup *group = now->optimizer->groups[i];
+        group->lr_ratio = before->lr_ratio > 0 ? before->lr_ratio : before->lr / was->optimizer->lr;
+        group->lr_written = group->lr_ratio * now->optimizer->lr_written;
+        group->lr = group->lr_ratio * now->optimizer->lr;
+    }
+}
+
+/* What was set stands in the list even where it is what it was. */
+static int add_unchanged(struct job_changes *changes, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
+                         struct error *error)
+{
+    struct job_change *longer = realloc(changes->each, (changes->count + settings->count + 1) * sizeof *longer);
+    if (!longer) return error_set(error, STATUS_INTERNAL, "out of memory");
+    changes->each = longer;
+    for (size_t i = 0; i < settings->count; i++) {
+        bool is_there = false;
+        for (size_t j = 0; j < changes->count; j++) is_there |= !strcmp(longer[j].key, settings->each[i].path);
+        const struct key *key = key_find(job, settings->each[i].path, NULL);
+        if (is_there || !key) continue; /* LIVE_SCALE is its caller's to tell: the job does not know it */
+        longer[changes->count++] = (struct job_change){
+            .key = key->path, .was = job_value_text(job, key->path), .now = job_value_text(job, key->path)};
+    }
+    return 0;
+}
+
+static int check_changes(const Gacc__V1__JobSpec *job, const struct job_changes *changes, struct error *error)
+{
+    for (size_t i = 0; i < changes->count; i++) {
+        const char *key = changes->each[i].key;
+        if (!job_is_live(job, key))
+            return error_set(error, STATUS_UNAVAILABLE,
+                             "%s: would change from %.100s to %.100s, and cannot while the job runs", key,
+                             changes->each[i].was ? changes->each[i].was : "nothing",
+                             changes->each[i].now ? changes->each[i].now : "nothing");
+    }
+    return 0;
+}
+
+int job_set_live(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
+                 uint32_t ranks, struct job_changes *changes, float *scale, struct error *error)
+{
+    int status = 0;
+    *out = NULL;
+    *scale = 0;
+    *changes = (struct job_changes){0};
+    if (settings->count == 0 || settings->count > SETTINGS_MAX)
+        return error_set(error, STATUS_JOB, "between 1 and %d settings are taken at a time", SETTINGS_MAX);
+    for (size_t i = 0; i < settings->count && !status; i++) status = check_setting(job, &settings->each[i], error);
+    if (!status) status = apply(out, job, settings, ranks, error);
+    const struct job_setting *current = find(settings, LIVE_SCALE);
+    if (!status && current) status = read_scale(*out, current->value, ranks, scale, error);
+    if (!status) status = job_compare(changes, job, *out, NULL, error);
+    if (!status) status = check_changes(job, changes, error);
+    if (!status) status = add_unchanged(changes, job, settings, error);
+    if (!status) keep_ratios(job, *out);
+    if (!status) status = job_set_digest(*out, error);
+    if (!status) return 0;
+    job_changes_free(changes);
+    if (*out) gacc__v1__job_spec__free_unpacked(*out, NULL);
+    *out = NULL;
+    return status;
+}
