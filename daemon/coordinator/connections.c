@@ -5,7 +5,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* What a peer can make this process hold, with `maximum` connections (the ranks' and OPERATORS_MAX more) at once:
+ *     before it says what it speaks         PREFACE_BYTES
+ *     gRPC, calls under way                 100 (rpc.h), each RPC_METADATA_MAX and 2 KiB
+ *     gRPC, half-received messages          OPERATOR_RECEIVE_BYTES, of a rank RPC_RECEIVE_MAX
+ *     gRPC, unsent messages                 OPERATOR_QUEUE_BYTES, of a rank rpc.h's default
+ *     gRPC, header compression              4 KiB each way (nghttp2's default table)
+ *     HTTP/1.1                              HTTP_HEAD_MAX, HTTP_INPUT_MAX and one answer
+ *     output that waits for the socket      RPC_OUTPUT_ROUND and a frame, or that one answer
+ * Only a call that was admitted has messages. Nothing is read from a peer while output waits for it, so answers to what
+ * it sends do not pile up. Watchers and operations have caps of their own (WATCHERS_MAX, OPERATIONS_MAX). */
+#define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
+#define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
+#define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (LINE_BUFFER_BYTES) */
 #define STRANGER_MILLISECONDS 1000
+/* A request's head, and a stranger's time to show a secret. */
+#define PATIENCE_MILLISECONDS 10000
+#define KEEP_ALIVE_MILLISECONDS 60000 /* between two requests of HTTP/1.1 */
 
 struct connection {
     union {
@@ -15,15 +31,21 @@ struct connection {
         uv_pipe_t pipe;
     };
     struct connections *owner;
-    struct rpc_connection *rpc;
+    struct rpc_connection *rpc;   /* one of both; none until the first bytes tell */
+    struct http_connection *http; /* operators only */
+    uint8_t first[PREFACE_BYTES]; /* bytes that may yet be either's */
+    size_t first_length;
     enum trust trust;
-    uint64_t opened, heard; /* uv_now */
-    bool is_stranger, is_claimed, is_dirty, is_writing, is_failed, is_closing;
+    uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
+    bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
     uint8_t *unsent; /* of the write under way: at most one round of rpc_output */
 };
+
+static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
+static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer);
 
 static void mark_dirty(struct connection *connection)
 {
@@ -55,7 +77,9 @@ static void close_connection(struct connection *connection)
     connection->is_closing = true;
     struct rpc_connection *rpc = connection->rpc;
     rpc_close(rpc);
+    http_close(connection->http);
     connection->rpc = NULL;
+    connection->http = NULL;
     uv_close(&connection->handle, on_closed);
 }
 
@@ -70,6 +94,7 @@ static void on_written(uv_write_t *write, int status)
         close_connection(connection);
         return;
     }
+    if (!connection->is_failed) uv_read_start(&connection->stream, give_buffer, on_read);
     mark_dirty(connection);
 }
 
@@ -80,18 +105,51 @@ static int write_later(struct connection *connection, const uint8_t *bytes, size
     if (!connection->unsent) return UV_ENOMEM;
     memcpy(connection->unsent, bytes, length);
     connection->is_writing = true;
+    uv_read_stop(&connection->stream);
     connection->write.data = connection;
     uv_buf_t part = uv_buf_init((char *)connection->unsent, (unsigned)length);
     return uv_write(&connection->write, &connection->stream, &part, 1, on_written);
 }
 
+static size_t next_output(struct connection *connection, const uint8_t **bytes)
+{
+    if (connection->rpc) return rpc_output(connection->rpc, bytes);
+    return connection->http ? http_output(connection->http, bytes) : 0;
+}
+
+static bool wants_close(const struct connection *connection)
+{
+    if (connection->rpc) return rpc_wants_close(connection->rpc);
+    return connection->http && http_wants_close(connection->http);
+}
+
+static void on_deadline(uv_timer_t *timer);
+
+/* The calls whose time is over end before the output is taken; the timer knows of the next one. */
+static void expire(struct connection *connection)
+{
+    struct connections *owner = connection->owner;
+    if (!connection->rpc) return;
+    const uint64_t left = rpc_expire(connection->rpc), at = uv_now(owner->loop) + left;
+    if (left == UINT64_MAX || (uv_is_active((uv_handle_t *)&owner->deadline) && owner->next_deadline <= at)) return;
+    owner->next_deadline = at;
+    uv_timer_start(&owner->deadline, on_deadline, left + 1, 0);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct connections *connections = timer->data;
+    for (struct connection *each = connections->all; each; each = each->next) mark_dirty(each);
+}
+
 static void flush(struct connection *connection)
 {
+    expire(connection);
     if (connection->is_writing) return;
     struct connections *owner = connection->owner;
     const uint8_t *bytes;
     bool any = false;
-    for (size_t length; !connection->is_writing && (length = rpc_output(connection->rpc, &bytes)); any = true) {
+    for (size_t length; !connection->is_writing && (length = next_output(connection, &bytes)); any = true) {
         uv_buf_t part = uv_buf_init((char *)bytes, (unsigned)length);
         int written = uv_try_write(&connection->stream, &part, 1);
         if (written == UV_EAGAIN) written = 0;
@@ -103,7 +161,7 @@ static void flush(struct connection *connection)
     }
     if (any && owner->drained) owner->drained(owner->context);
     if (connection->is_writing) return;
-    if (connection->is_failed || rpc_wants_close(connection->rpc)) close_connection(connection);
+    if (connection->is_failed || wants_close(connection)) close_connection(connection);
 }
 
 static void flush_all(uv_prepare_t *prepare)
@@ -124,6 +182,65 @@ static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
     *buffer = uv_buf_init(connection->owner->buffer, sizeof connection->owner->buffer);
 }
 
+static int descriptor(const struct connection *connection)
+{
+    int fd;
+    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+}
+
+static int speak_grpc(struct connection *connection, struct error *error)
+{
+    struct connections *owner = connection->owner;
+    const struct rpc_limits limits = {.receive_bytes = OPERATOR_RECEIVE_BYTES, .queue_bytes = OPERATOR_QUEUE_BYTES};
+    int status = rpc_server_open(&connection->rpc, owner->methods, owner->context, &limits, error);
+    if (status) return status;
+    rpc_connection_set_user(connection->rpc, connection);
+    if (owner->is_draining) rpc_drain(connection->rpc);
+    return 0;
+}
+
+static void on_request(const struct http_request *request, struct http_answer *answer, void *context)
+{
+    struct connection *connection = context;
+    struct connections *owner = connection->owner;
+    connection->asked = uv_now(owner->loop);
+    if (owner->http(request, answer, connection->trust, descriptor(connection), owner->context))
+        connection->is_stranger = false;
+}
+
+static int speak_http(struct connection *connection, struct error *error)
+{
+    int status = http_open(&connection->http, on_request, connection, error);
+    if (!status && connection->owner->is_draining) http_drain(connection->http);
+    return status;
+}
+
+/* The first bytes tell. They may come one by one. */
+static int take_first(struct connection *connection, const uint8_t **bytes, size_t *length, struct error *error)
+{
+    static const uint8_t preface[PREFACE_BYTES] = "PRI ";
+    while (*length > 0 && connection->first_length < PREFACE_BYTES) {
+        const uint8_t byte = *(*bytes)++;
+        (*length)--;
+        connection->first[connection->first_length++] = byte;
+        if (byte == preface[connection->first_length - 1]) continue;
+        const int status = speak_http(connection, error);
+        return status ? status : http_input(connection->http, connection->first, connection->first_length, error);
+    }
+    if (connection->first_length < PREFACE_BYTES) return 0;
+    const int status = speak_grpc(connection, error);
+    return status ? status : rpc_input(connection->rpc, connection->first, PREFACE_BYTES, error);
+}
+
+static int take(struct connection *connection, const uint8_t *bytes, size_t length, struct error *error)
+{
+    int status = connection->rpc || connection->http ? 0 : take_first(connection, &bytes, &length, error);
+    if (status || length == 0) return status;
+    if (connection->rpc) return rpc_input(connection->rpc, bytes, length, error);
+    if (connection->http) return http_input(connection->http, bytes, length, error);
+    return 0;
+}
+
 static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
 {
     struct connection *connection = stream->data;
@@ -133,17 +250,13 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
     }
     connection->heard = uv_now(connection->owner->loop);
     struct error error;
-    if (length > 0 && rpc_input(connection->rpc, (const uint8_t *)buffer->base, (size_t)length, &error)) {
+    if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
+    if (length > 0 && take(connection, (const uint8_t *)buffer->base, (size_t)length, &error)) {
         connection->is_failed = true;
         uv_read_stop(stream);
     }
     mark_dirty(connection);
-}
-
-static int descriptor(const struct connection *connection)
-{
-    int fd;
-    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+    if (connection->http) flush(connection); /* what follows is looked at when this answer has left */
 }
 
 static void refused(const struct connection *connection, const char *why)
@@ -162,18 +275,61 @@ static bool is_our_user(const struct connection *connection)
     return false;
 }
 
-/* Strangers cannot keep the job's own processes out: whoever comes takes the place of the oldest stranger, who has had
- * his time to show a secret. Until there is one, newcomers wait in the socket's queue. */
+/* Nothing is lost with it: nobody has asked anything that is not answered. */
+static bool is_idle(const struct connection *connection)
+{
+    return connection->is_stranger || !connection->rpc || rpc_calls(connection->rpc) == 0;
+}
+
+/* Whoever is idle cannot keep the job's own processes out: who comes takes the place of the one that has been silent
+ * longest, and has had its time to ask. Until there is one, newcomers wait in the socket's queue. */
 static bool must_wait(struct connections *connections)
 {
     if (connections->count < connections->maximum) return false;
     struct connection *oldest = NULL;
-    for (struct connection *each = connections->all; each; each = each->next)
-        if (each->is_stranger) oldest = each;
+    for (struct connection *each = connections->all; each; each = each->next) {
+        if (!is_idle(each)) continue;
+        const uint64_t since = each->is_stranger ? each->opened : each->heard;
+        if (!oldest || since <= (oldest->is_stranger ? oldest->opened : oldest->heard)) oldest = each;
+    }
     if (!oldest) return false;
-    if (uv_now(connections->loop) - oldest->opened < STRANGER_MILLISECONDS) return true;
+    const uint64_t since = oldest->is_stranger ? oldest->opened : oldest->heard;
+    if (uv_now(connections->loop) - since < STRANGER_MILLISECONDS) return true;
     close_connection(oldest);
     return false;
+}
+
+/* Slow heads, strangers that stay, keep-alive without end. */
+static void lose_patience(struct connection *connection, uint64_t now)
+{
+    const bool over = now - connection->opened >= PATIENCE_MILLISECONDS;
+    if (connection->http && http_is_waiting(connection->http) && now - connection->asked >= PATIENCE_MILLISECONDS) {
+        http_time_out(connection->http);
+        mark_dirty(connection);
+    } else if ((connection->http && now - connection->heard >= KEEP_ALIVE_MILLISECONDS) ||
+               (over && !connection->rpc && !connection->http && connection->first_length > 0) ||
+               (over && connection->is_stranger && connection->trust != TRUST_OWNER)) {
+        close_connection(connection);
+    }
+}
+
+void connections_tick(struct connections *connections)
+{
+    const uint64_t now = uv_now(connections->loop);
+    for (struct connection *each = connections->all, *next; each; each = next) {
+        next = each->next;
+        lose_patience(each, now);
+    }
+}
+
+void connections_drain(struct connections *connections)
+{
+    connections->is_draining = true;
+    for (struct connection *each = connections->all; each; each = each->next) {
+        if (each->rpc && !each->is_rank) rpc_drain(each->rpc);
+        if (each->http) http_drain(each->http);
+        mark_dirty(each);
+    }
 }
 
 static void forget(uv_handle_t *handle)
@@ -191,7 +347,7 @@ static void on_connection(uv_stream_t *stream, int status)
     if (!connection) return;
     connection->owner = owner;
     connection->trust = listener->trust;
-    connection->is_stranger = listener->trust != TRUST_OWNER;
+    connection->is_stranger = true;
     connection->opened = connection->heard = uv_now(owner->loop);
     if (stream->type == UV_TCP)
         uv_tcp_init(owner->loop, &connection->tcp);
@@ -201,12 +357,11 @@ static void on_connection(uv_stream_t *stream, int status)
     struct error error;
     if (uv_accept(stream, &connection->stream) || owner->count >= owner->maximum ||
         (listener->trust == TRUST_OWNER && !is_our_user(connection)) ||
-        rpc_server_open(&connection->rpc, owner->methods, owner->context, NULL, &error)) {
+        (listener->trust == TRUST_WORKER && speak_grpc(connection, &error))) {
         uv_close(&connection->handle, forget);
         return;
     }
     if (stream->type == UV_TCP) uv_tcp_nodelay(&connection->tcp, 1);
-    rpc_connection_set_user(connection->rpc, connection);
     connection->link = &owner->all;
     connection->next = owner->all;
     if (owner->all) owner->all->link = &connection->next;
@@ -229,8 +384,10 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
     connections->count = 0;
     int status = uv_prepare_init(loop, &connections->flush);
     if (!status) status = uv_prepare_start(&connections->flush, flush_all);
+    if (!status) status = uv_timer_init(loop, &connections->deadline);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
-    connections->flush.data = connections;
+    connections->flush.data = connections->deadline.data = connections;
+    connections->is_draining = false;
     return 0;
 }
 
@@ -251,6 +408,7 @@ void connections_retry(struct listener *listener)
 void connections_close(struct connections *connections)
 {
     while (connections->all) close_connection(connections->all);
+    uv_close((uv_handle_t *)&connections->deadline, NULL);
     uv_close((uv_handle_t *)&connections->flush, NULL);
 }
 
@@ -269,9 +427,13 @@ enum trust connection_trust(const struct rpc_call *call)
     return ((const struct connection *)rpc_connection_user(rpc_call_connection(call)))->trust;
 }
 
-void connection_admit(const struct rpc_call *call)
+void connection_admit(const struct rpc_call *call, bool is_rank)
 {
-    ((struct connection *)rpc_connection_user(rpc_call_connection(call)))->is_stranger = false;
+    struct connection *connection = rpc_connection_user(rpc_call_connection(call));
+    connection->is_stranger = false;
+    if (!is_rank) return;
+    connection->is_rank = true;
+    rpc_set_caps(connection->rpc, 0, 0);
 }
 
 bool connection_claim(const struct rpc_call *call)

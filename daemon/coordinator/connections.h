@@ -1,6 +1,7 @@
 /*
- * Sockets under gRPC: moves bytes between libuv streams and rpc connections. Whatever the calls of one event-loop turn
- * queue on a connection leaves in one write.
+ * Sockets under gRPC and, for operators, HTTP/1.1, whichever a peer's first bytes are: moves bytes between libuv
+ * streams and connections of either. Whatever the calls of one event-loop turn queue on a connection leaves in one
+ * write.
  */
 #ifndef GACC_CONNECTIONS_H
 #define GACC_CONNECTIONS_H
@@ -9,6 +10,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "proto/http/http.h"
 #include "proto/rpc/rpc.h"
 
 /* What a peer may do without showing a secret, by the listener it came through. */
@@ -36,13 +38,20 @@ struct listener {
 struct connections {
     uv_loop_t *loop;
     uv_prepare_t flush;
+    uv_timer_t deadline;    /* of the next call whose time is over */
+    uint64_t next_deadline; /* uv_now */
+    bool is_draining;
     const struct rpc_method *methods;
-    void *context;                  /* of the methods */
+    void *context; /* of the methods, and of http */
+    /* Answers a request of HTTP/1.1; returns whether its sender has shown that he may ask. Set before the first
+     * connections_listen. */
+    bool (*http)(const struct http_request *request, struct http_answer *answer, enum trust trust, int fd,
+                 void *context);
     void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
     /* A peer on socket fd that did not come to a call. May be NULL. */
     void (*refused)(void *context, int fd, const char *why);
     struct connection *all, *dirty;
-    uint32_t count, maximum; /* one more displaces a stranger; without strangers it is closed at once */
+    uint32_t count, maximum; /* one more displaces an idle one; where none is idle it is closed at once */
     char buffer[65536];      /* every read lands here */
 };
 
@@ -52,6 +61,10 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
 int connections_listen(struct connections *connections, struct listener *listener, enum trust trust);
 /* Every now and then, so that who waits gets in. */
 void connections_retry(struct listener *listener);
+/* Every now and then: who is too slow, or has been silent too long, is closed. */
+void connections_tick(struct connections *connections);
+/* The end is near: calls that run go on to their end, new ones are refused (GOAWAY), but for ranks. */
+void connections_drain(struct connections *connections);
 /* Closes all; the calls see `gone`. The loop must run on until the handles are closed. */
 void connections_close(struct connections *connections);
 
@@ -60,8 +73,8 @@ void connection_wake(struct rpc_call *call);
 enum trust connection_trust(const struct rpc_call *call);
 /* Of its socket, to be asked about the peer and nothing else; −1: it is closed. */
 int connection_descriptor(const struct rpc_call *call);
-/* The peer has shown its secret: it is no stranger. */
-void connection_admit(const struct rpc_call *call);
+/* The peer has shown its secret: it is no stranger. A rank may have larger messages under way than others. */
+void connection_admit(const struct rpc_call *call, bool is_rank);
 /* The call is a rank's: false when its connection carries another one already. */
 bool connection_claim(const struct rpc_call *call);
 /* uv_now of the last bytes from this peer, in milliseconds. */

@@ -37,18 +37,23 @@ static void fill_checkpoint(struct coordinator *coordinator, Gacc__V1__Status *s
     status->checkpoint_optimizer_steps = store_name_steps(coordinator->newest);
 }
 
+Gacc__V1__Status *coordinator_status(struct coordinator *coordinator)
+{
+    Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now());
+    status->pid = (uint32_t)getpid();
+    status->started_unix_seconds = coordinator->started_unix_seconds;
+    fill_checkpoint(coordinator, status);
+    for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++)
+        status->ranks[rank]->seconds_since_heard = workers_seconds_silent(coordinator, rank);
+    return status;
+}
+
 void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
     Gacc__V1__GetStatusRequest *request = gacc__v1__get_status_request__unpack(NULL, length, bytes);
     if (request) {
-        Gacc__V1__Status *status = conductor_status(coordinator->conductor, coordinator_now());
-        status->pid = (uint32_t)getpid();
-        status->started_unix_seconds = coordinator->started_unix_seconds;
-        fill_checkpoint(coordinator, status);
-        for (uint32_t rank = 0; rank < coordinator->options->ranks; rank++)
-            status->ranks[rank]->seconds_since_heard = workers_seconds_silent(coordinator, rank);
-        int sent = control_send(call, &status->base);
+        int sent = control_send(call, &coordinator_status(coordinator)->base);
         rpc_call_finish(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK,
                         sent ? "the answer does not fit the queue" : NULL);
         gacc__v1__get_status_request__free_unpacked(request, NULL);

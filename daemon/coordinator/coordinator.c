@@ -184,6 +184,7 @@ void coordinator_conclude(struct coordinator *coordinator)
     coordinator->log_is_whole = true;
     watchers_feed(coordinator);
     health_tell(coordinator);
+    connections_drain(&coordinator->connections);
     workers_say_farewell(coordinator);
     conductor_end(coordinator->conductor, coordinator_now(), &end);
     if (!coordinator->joined && !coordinator->rank_0_gone)
@@ -230,6 +231,7 @@ static void on_tick(uv_timer_t *timer)
         coordinator->next_renewal = uv_now(&coordinator->loop) + LOCK_MILLISECONDS;
         lock_renew(coordinator->directory.path);
     }
+    connections_tick(&coordinator->connections);
     for (unsigned i = 0; i < coordinator->listeners.count; i++) connections_retry(&coordinator->listeners.each[i]);
     if (!coordinator->rank_0_gone) return;
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
@@ -284,6 +286,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
                               coordinator->options->ranks + OPERATORS_MAX, error);
     coordinator->connections.drained = watchers_feed;
     coordinator->connections.refused = on_refused;
+    coordinator->connections.http = http_service_answer;
     return status;
 }
 

@@ -131,6 +131,8 @@ void operations_saved(struct coordinator *coordinator, const char *name, const c
 void operations_end(struct coordinator *coordinator);
 
 /* control_service.c: gacc.v1.Control, as far as it only tells */
+/* GetStatus's answer, valid until the conductor's next call. */
+Gacc__V1__Status *coordinator_status(struct coordinator *coordinator);
 /* Negative: it does not fit the queue. */
 int control_send(struct rpc_call *call, const ProtobufCMessage *message);
 void get_status_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
@@ -147,6 +149,10 @@ void health_watch_gone(struct rpc_call *call, void *context);
 bool coordinator_is_serving(struct coordinator *coordinator);
 /* Every now and then, and at the end: those who watch hear of a change. */
 void health_tell(struct coordinator *coordinator);
+
+/* http_service.c: /healthz, /api/status, /metrics. Returns whether the sender may ask. */
+bool http_service_answer(const struct http_request *request, struct http_answer *answer, enum trust trust, int fd,
+                         void *context);
 
 /* reflection_service.c: grpc.reflection.v1.ServerReflection, and v1alpha */
 void reflection_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);

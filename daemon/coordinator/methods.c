@@ -9,8 +9,14 @@ static void admit(struct rpc_call *call, void *context)
     const struct judgment judgment =
         guard_judge(&coordinator->guard, connection_trust(call), (enum role)method->role,
                     rpc_call_metadata(call, "authorization"), rpc_call_metadata(call, "gacc-secret-bin"));
+    const bool is_rank = method->role == ROLE_WORKER;
+    if (judgment.code == RPC_OK && coordinator->log_is_whole && !is_rank) {
+        rpc_call_finish(call, RPC_UNAVAILABLE, "the job has ended");
+        connection_wake(call);
+        return;
+    }
     if (judgment.code == RPC_OK) {
-        connection_admit(call);
+        connection_admit(call, is_rank);
         return;
     }
     audit_refused(coordinator, method->path, connection_descriptor(call), judgment.role, judgment.logged);

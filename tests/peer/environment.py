@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 # The newest of each: what users have. numpy: the harness.
-GRPC = ("grpc", [["install", "grpcio", "grpcio-reflection", "grpcio-health-checking", "numpy"]])
+GRPC = ("grpc", [["install", "grpcio", "grpcio-reflection", "grpcio-health-checking", "prometheus-client", "numpy"]])
 
 
 def skip(why):

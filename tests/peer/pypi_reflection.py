@@ -1,5 +1,5 @@
 """Today's grpcio with grpcio-reflection and grpcio-health-checking: clients that know nothing of our .proto files list the services,
-read their messages and call them."""
+read their messages and call them. And the Prometheus client reads our metrics."""
 import environment
 
 environment.enter(*environment.GRPC)
@@ -8,9 +8,11 @@ import grpc
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import harness
+import http_client
 
 SERVICES = ["gacc.v1.Control", "gacc.v1.Workers", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection"]
@@ -76,6 +78,16 @@ class Reflection(harness.Scenario):
         self.assertIn(health_pb2.HealthCheckResponse.NOT_SERVING, [answer.status for answer in watch])
         self.assertEqual(list(unknown), [])
         self.job.wait(20)
+
+    def test_metrics(self):
+        self.channel()
+        families = list(text_string_to_metric_families(http_client.get(self.job.connection()["endpoint"], "/metrics")[2]))
+        self.assertGreater(len(families), 20)
+        self.assertEqual({family.name.split("_")[0] for family in families}, {"gacc"})
+        applied = [sample for family in families for sample in family.samples
+                   if sample.name == "gacc_steps_total" and sample.labels["verdict"] == "apply"]
+        self.assertGreaterEqual(applied[0].value, 2)
+        self.stop()
 
 
 if __name__ == "__main__":

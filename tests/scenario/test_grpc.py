@@ -83,12 +83,32 @@ class Grpc(harness.Scenario):
         self.assertEqual(steps, list(range(1, 301)))
         self.assertEqual(running.wait().status, 0)
 
+    def test_the_end_of_the_job_ends_a_stream_and_refuses_new_calls_meanwhile(self):
+        running = self.start(dict(self.job, job={"name": "gpt", "steps": 200})).until_step(1)
+        channel = self.channel(running)
+        stub = control_pb2_grpc.ControlStub(channel)
+        stream = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60)
+        steps, codes = 0, set()
+        for record in stream:
+            steps += 1
+            if record.step < 200:
+                continue
+            try:  # the job is at its end while this stream has more to give
+                stub.GetStatus(control_pb2.GetStatusRequest(), timeout=10)
+                codes.add(grpc.StatusCode.OK)
+            except grpc.RpcError as error:
+                codes.add(error.code())
+        self.assertEqual((steps, stream.code()), (200, grpc.StatusCode.OK))
+        self.assertLessEqual(codes, {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE})
+        self.refused(grpc.StatusCode.UNAVAILABLE, lambda: stub.GetStatus(control_pb2.GetStatusRequest(), timeout=10))
+        self.assertEqual(running.wait().status, 0)
+
     def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(self):
         job, text = harness.tape(steps=10**9)
         self.write("tape.csv", text)
         running = self.start(job).until_step(1)
         stub = control_pb2_grpc.ControlStub(self.channel(running))
-        lazy = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60 * harness.SLOWER)
+        lazy = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=300 * harness.SLOWER)
         running.until_step(20000, limit=240)  # some 14 MB of lines, more than the coordinator queues for one watcher
         for pid in running.ranks().values():
             os.kill(pid, signal.SIGSTOP)  # so that no new line wakes anybody
