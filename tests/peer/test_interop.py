@@ -159,6 +159,9 @@ class Interop(control.Steered):
             self.refused(CODE.UNAUTHENTICATED, lambda: stub.GetStatus(request, metadata=metadata, timeout=20))
             self.refused(CODE.UNAUTHENTICATED, lambda: list(stub.WatchSteps(control_pb2.WatchStepsRequest(), metadata=metadata, timeout=20)))
         self.assertEqual(stub.GetStatus(request, metadata=[("authorization", f"Bearer {token}")], timeout=20).job, "tape")
+        reads = [("authorization", f"Bearer {running.connection()['read_token']}")]
+        self.assertEqual(stub.GetStatus(request, metadata=reads, timeout=20).job, "tape")
+        self.refused(CODE.PERMISSION_DENIED, lambda: stub.Stop(control_pb2.StopRequest(), metadata=reads, timeout=20))
         self.still_trains(running)
 
 

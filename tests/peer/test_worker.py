@@ -52,17 +52,17 @@ class Mixed(control.Steered):
         self.assertEqual(done.status, expect, done.err)
         return toys.Outcome(done, os.path.join(self.directory, output))
 
+    def linear(self, **sections):
+        job = toys.job_of(LINEAR, steps=12, batch=5, micro=1, **sections)
+        job["data"].update(train="data.csv", order="shuffled")
+        return job
+
     def both(self, job, ranks, arguments=()):
         """The job with gaccd's ranks alone, and with these."""
         return self.outcome(job, ["gaccd"] * len(ranks), "alone", arguments), self.outcome(job, ranks, "mixed", arguments)
 
 
 class Linear(Mixed):
-    def linear(self, **sections):
-        job = toys.job_of(LINEAR, steps=12, batch=5, micro=1, **sections)
-        job["data"].update(train="data.csv", order="shuffled")
-        return job
-
     def assert_same(self, alone, mixed):
         """All bits of the final parameters, and all fields of the log but the seconds."""
         for name, values in alone.tensors.items():
