@@ -161,7 +161,7 @@ static size_t larger(size_t a, size_t b)
 
 static bool is_recomputed(const struct stage *stage)
 {
-    return stage->model->recomputes && stage->class->recomputable;
+    return stage->model->recomputes && stage->class->recompute;
 }
 
 /* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. With a backward every
@@ -251,22 +251,17 @@ void activations_close(struct activations *activations)
 /* --- the passes ----------------------------------------------------------------------------------------------------
  */
 
-static void stage_forward(const struct model *model, size_t i, struct pass *pass, struct activations *activations)
-{
-    const struct stage *stage = &model->stages[i];
-    stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
-                          i < model->stage_count - 1 ? activations->stages[i].out : NULL, activations->stages[i].saved,
-                          activations->scratch);
-    if (is_recomputed(stage)) activations->in_shared = stage;
-}
-
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations)
 {
     assert(pass->feed.rows <= activations->rows);
-    for (size_t i = 0; i < model->stage_count; i++) {
+    size_t last = model->stage_count - 1;
+    for (size_t i = 0; i <= last; i++) {
         const struct stage *stage = &model->stages[i];
         if (pass->overlap.needs) pass->overlap.needs(pass->overlap.context, stage->begin, stage->end);
-        stage_forward(model, i, pass, activations);
+        stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
+                              i < last ? activations->stages[i].out : NULL, activations->stages[i].saved,
+                              activations->scratch);
+        if (is_recomputed(stage)) activations->in_shared = stage;
     }
 }
 
@@ -276,12 +271,12 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
     size_t last = model->stage_count - 1;
     for (size_t i = last + 1; i-- > 0;) {
         const struct stage *stage = &model->stages[i];
-        /* Its output is written once more, with the bits that it has. */
-        if (is_recomputed(stage) && activations->in_shared != stage) stage_forward(model, i, pass, activations);
+        const compute *in = i > 0 ? activations->stages[i - 1].out : NULL;
+        void *saved = activations->stages[i].saved;
+        if (is_recomputed(stage) && activations->in_shared != stage)
+            stage->class->recompute(stage, pass, in, saved, activations->scratch);
         stage->class->backward(stage, pass, i > 0 ? activations->gradient[(i - 1) % 2] : NULL,
-                               i < last ? activations->gradient[i % 2] : NULL,
-                               i > 0 ? activations->stages[i - 1].out : NULL, activations->stages[i].saved,
-                               activations->scratch);
+                               i < last ? activations->gradient[i % 2] : NULL, in, saved, activations->scratch);
         if (pass->overlap.complete) pass->overlap.complete(pass->overlap.context, stage->begin);
     }
 }

@@ -76,15 +76,16 @@ struct stage;
 
 /* in: what the stage before wrote (NULL for the first); out: what this one hands on (NULL for the last); saved: memory
  * that lives until this stage's backward of the same micro-batch, which may write over it (forward only: until forward
- * returns). dout/din likewise for gradients of activations (din NULL for the first stage, dout NULL for the last). */
+ * returns). dout/din likewise for gradients of activations (din NULL for the first stage, dout NULL for the last).
+ * recompute: what forward left in `saved`, bit by bit, once more from the same `in`; NULL: it is to be kept. */
 struct stage_class {
     const char *name;
     bool works_on_host; /* its passes do work of their own on the host: they cannot be recorded and replayed */
-    bool recomputable;  /* forward may be run again before backward: from the same `in` it gives the same bits */
     size_t (*out_bytes)(const struct stage *, size_t rows);
     size_t (*saved_bytes)(const struct stage *, size_t rows);
     size_t (*scratch_bytes)(const struct stage *, size_t rows); /* shared by all stages, holds nothing between calls */
     void (*forward)(const struct stage *, struct pass *, const compute *in, compute *out, void *saved, void *scratch);
+    void (*recompute)(const struct stage *, struct pass *, const compute *in, void *saved, void *scratch);
     void (*backward)(const struct stage *, struct pass *, compute *din, const compute *dout, const compute *in,
                      void *saved, void *scratch);
 };
@@ -105,8 +106,8 @@ struct model {
     struct stage *stages;      /* their ranges follow each other and cover the canonical index */
     size_t stage_count;
     bool recordable; /* a pass is nothing but kernels */
-    /* Stages that can are run forward again before their backward, and have one `saved` in turn. Whoever opens the
-     * model may set it, before there are activations. */
+    /* Stages that can recompute what they saved do so before their backward, and have one `saved` in turn. Whoever
+     * opens the model may set it, before there are activations. */
     bool recomputes;
     uint64_t targets_per_sequence; /* context for language models, else 1 */
     void *own;                     /* the model's own memory, freed with it */

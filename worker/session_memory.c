@@ -2,6 +2,7 @@
  * The large buffers of a session, one reservation of the backend's memory for each kind, and what they take. They
  * depend on b, never on B, K or the step.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "worker/memory.h"
@@ -42,10 +43,10 @@ static uint64_t bytes_of_micro_batch(const struct session *session, uint32_t mic
     return activations_measure(session->model, micro, true) + row * micro;
 }
 
-/* The largest b for which there is room; 0: none. */
+/* The largest b, up to the job's, for which there is room; 0: none. */
 static uint32_t micro_that_fits(const struct session *session, uint64_t room)
 {
-    uint32_t fits = 0, above = session->job->batch->micro;
+    uint32_t fits = 0, above = session->job->batch->micro + 1;
     while (above - fits > 1) {
         uint32_t middle = fits + (above - fits) / 2;
         if (bytes_of_micro_batch(session, middle) <= room)
@@ -56,16 +57,13 @@ static uint32_t micro_that_fits(const struct session *session, uint64_t room)
     return fits;
 }
 
-/* Whether recompute: block, which the job does not have, would leave room for its b. */
-static bool recomputing_fits(const struct session *session, uint64_t room)
+/* The same with recompute: block, whatever the job has. */
+static uint32_t micro_that_fits_recomputed(const struct session *session, uint64_t room)
 {
-    struct model *model = session->model;
-    if (model->recomputes) return false;
-    const size_t kept = activations_measure(model, session->job->batch->micro, true);
-    model->recomputes = true;
-    const size_t recomputed = activations_measure(model, session->job->batch->micro, true);
-    const bool fits = recomputed < kept && bytes_of_micro_batch(session, session->job->batch->micro) <= room;
-    model->recomputes = false;
+    const bool recomputes = session->model->recomputes;
+    session->model->recomputes = true;
+    const uint32_t fits = micro_that_fits(session, room);
+    session->model->recomputes = recomputes;
     return fits;
 }
 
@@ -79,10 +77,12 @@ static int advise(const struct session *session, struct error *error)
     if (!table->on_host && session->feed) left += session->batch->block_bytes;
     const uint64_t values = INITIAL_BLOCK * sizeof(double); /* on their way, when all is in place */
     left = left > values ? left - values : 0;
-    if (bytes_of_micro_batch(session, micro) <= left) return -(int)STATUS_INTERNAL; /* it is not for want of room */
-    struct error what = *error;
     const uint32_t fits = micro_that_fits(session, left);
-    const char *also = recomputing_fits(session, left) ? "; with recompute: block the job's does" : "";
+    const uint32_t fits_recomputed = micro_that_fits_recomputed(session, left);
+    if (fits == micro) return -(int)STATUS_INTERNAL; /* it is not for want of room */
+    struct error what = *error;
+    char also[64] = "";
+    if (fits_recomputed > fits) snprintf(also, sizeof also, "; with recompute: block %u fits", fits_recomputed);
     if (fits == 0) return error_set(error, STATUS_INTERNAL, "%s; not even batch.micro: 1 fits%s", what.text, also);
     return error_set(error, STATUS_INTERNAL, "%s; batch.micro: %u fits, %u does not%s", what.text, fits, micro, also);
 }

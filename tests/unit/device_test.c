@@ -39,6 +39,12 @@ static void untied_gpt(struct play *play)
     play->model.pad_vocab = 128;
 }
 
+static void recomputing_gpt(struct play *play)
+{
+    small_gpt(play);
+    play->job.recompute = GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK;
+}
+
 static const char *row_of(char *row, size_t room, uint64_t n, uint32_t values, bool classes)
 {
     int at = snprintf(row, room, "%d", n % 4 == 3 ? 0 : 1 + (int)(n % 2));
@@ -338,6 +344,16 @@ static void the_model_is_exported_from_the_device(void **state)
     assert_memory_equal(files[0], files[1], bytes[0]);
 }
 
+static void check_that_no_more_fits(struct scenario *scenario, uint32_t micro)
+{
+    scenario->micro = micro;
+    free(play_well(scenario));
+    scenario->micro = micro + 1;
+    struct play *play = play_run(scenario);
+    assert_int_equal(play->ends[0].result, -STATUS_INTERNAL);
+    free(play);
+}
+
 static void what_does_not_fit_is_named_and_so_is_the_b_that_would(void **state)
 {
     (void)state;
@@ -354,13 +370,21 @@ static void what_does_not_fit_is_named_and_so_is_the_b_that_would(void **state)
     unsigned fits = 0, given = 0;
     assert_int_equal(sscanf(advice, "; batch.micro: %u fits, %u does not", &fits, &given), 2);
     assert_int_equal(given, 200);
-    scenario.micro = fits;
+    check_that_no_more_fits(&scenario, fits);
+    unsigned recomputed = 0;
+    advice = strstr(text, "; with recompute: block ");
+    assert_non_null(advice);
+    assert_int_equal(sscanf(advice, "; with recompute: block %u fits", &recomputed), 1);
+    assert_true(fits < recomputed && recomputed < given);
     free(play);
-    free(play_well(&scenario));
-    scenario.micro = fits + 1;
+    scenario.adjust = recomputing_gpt;
+    check_that_no_more_fits(&scenario, recomputed);
+
+    scenario.micro = 200; /* who recomputes is not told to */
     play = play_run(&scenario);
-    assert_int_equal(play->ends[0].result, -STATUS_INTERNAL);
+    assert_null(strstr(play->ends[0].error.text, "recompute"));
     free(play);
+    scenario.adjust = small_gpt;
 
     device.memory = 1 << 16; /* 8,784 parameters of 4 bytes fit once */
     scenario.micro = 1;

@@ -259,33 +259,57 @@ static struct attention_shape attention_shape(const struct gpt *gpt, const struc
         .batch = pass->feed.rows, .context = gpt->context, .heads = gpt->heads, .head_size = gpt->width / gpt->heads};
 }
 
+/* All that is saved, and the mlp's activations in scratch->broad. `branch` (B, T, C) holds what attention gives before
+ * it joins the residual stream. */
+static void block_until_activations(const struct stage *stage, struct pass *pass, const compute *in, compute *branch,
+                                    const struct block_saved *saved, const struct block_scratch *scratch)
+{
+    const struct gpt *gpt = gpt_of(stage);
+    const struct block *block = stage->parameters;
+    size_t rows = positions(stage, pass);
+    struct dropout dropout;
+    norm(pass, &block->ln_1, &saved->ln_1, NULL, in, NULL, rows);
+    product(pass, &block->attn, saved->qkv, NULL, saved->ln_1.y, rows, ACTIVATE_NONE);
+    pass->kernels->table->attention_forward(pass->kernels, saved->attended, saved->lse, saved->qkv,
+                                            dropout_at(stage, pass, site_of(stage, SITE_PROBABILITIES), &dropout),
+                                            attention_shape(gpt, pass));
+    product(pass, &block->attn_proj, branch, NULL, saved->attended, rows, ACTIVATE_NONE);
+    drop(stage, pass, site_of(stage, SITE_ATTENTION), branch, branch);
+
+    norm(pass, &block->ln_2, &saved->ln_2, saved->middle, branch, in, rows);
+    product(pass, &block->fc, scratch->broad, pass->gradients ? saved->pre : NULL, saved->ln_2.y, rows,
+            gpt->activation);
+}
+
 /* `out` holds each branch before it joins the residual stream. */
 static void block_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
                           void *scratch_memory)
 {
-    const struct gpt *gpt = gpt_of(stage);
     const struct block *block = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
     size_t rows = positions(stage, pass);
     struct block_saved saved;
     struct block_scratch scratch;
-    struct dropout dropout;
     lay_out_block(stage, rows, &saved, memory);
     lay_out_block_scratch(stage, rows, &scratch, scratch_memory);
 
-    norm(pass, &block->ln_1, &saved.ln_1, NULL, in, NULL, rows);
-    product(pass, &block->attn, saved.qkv, NULL, saved.ln_1.y, rows, ACTIVATE_NONE);
-    k->attention_forward(pass->kernels, saved.attended, saved.lse, saved.qkv,
-                         dropout_at(stage, pass, site_of(stage, SITE_PROBABILITIES), &dropout),
-                         attention_shape(gpt, pass));
-    product(pass, &block->attn_proj, out, NULL, saved.attended, rows, ACTIVATE_NONE);
-    drop(stage, pass, site_of(stage, SITE_ATTENTION), out, out);
-
-    norm(pass, &block->ln_2, &saved.ln_2, saved.middle, out, in, rows);
-    product(pass, &block->fc, scratch.broad, pass->gradients ? saved.pre : NULL, saved.ln_2.y, rows, gpt->activation);
+    block_until_activations(stage, pass, in, out, &saved, &scratch);
     product(pass, &block->mlp_proj, out, NULL, scratch.broad, rows, ACTIVATE_NONE);
     drop(stage, pass, site_of(stage, SITE_MLP), out, out);
-    k->add(pass->kernels, out, out, saved.middle, rows * gpt->width);
+    k->add(pass->kernels, out, out, saved.middle, rows * gpt_of(stage)->width);
+}
+
+/* The calls of forward with its shapes, in its order, so the bits are its bits; what forward only hands on is left out,
+ * the mlp's second product with it. */
+static void block_recompute(const struct stage *stage, struct pass *pass, const compute *in, void *memory,
+                            void *scratch_memory)
+{
+    size_t rows = positions(stage, pass);
+    struct block_saved saved;
+    struct block_scratch scratch;
+    lay_out_block(stage, rows, &saved, memory);
+    lay_out_block_scratch(stage, rows, &scratch, scratch_memory);
+    block_until_activations(stage, pass, in, scratch.narrow, &saved, &scratch);
 }
 
 static void block_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
@@ -318,11 +342,11 @@ static void block_backward(const struct stage *stage, struct pass *pass, compute
 
 static const struct stage_class block_class = {
     .name = "block",
-    .recomputable = true,
     .out_bytes = hidden_bytes,
     .saved_bytes = block_saved_bytes,
     .scratch_bytes = block_scratch_bytes,
     .forward = block_forward,
+    .recompute = block_recompute,
     .backward = block_backward,
 };
 
