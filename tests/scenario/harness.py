@@ -43,6 +43,10 @@ def own_lines(text):
     return [line for line in text.splitlines() if line.startswith("gaccd: ")]
 
 
+# A job that is simulated on a slower machine than the one it is for (tests/sim) has so many times as long.
+PATIENCE = float(os.environ.get("GACC_PATIENCE") or 1)
+
+
 class Finished:
     def __init__(self, status, out, err, seconds):
         self.status, self.out, self.err, self.seconds = status, out, err, seconds

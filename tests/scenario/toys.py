@@ -89,7 +89,7 @@ class Training(harness.Scenario):
         self.write("data", data if isinstance(data, bytes) else csv_text(job, data))
         job["data"].setdefault("train", "data")
         output = f"run{self.count}"
-        done = self.run_job(job, ranks=0 if ranks == 1 else ranks, output=output, arguments=arguments, limit=60)
+        done = self.run_job(job, ranks=0 if ranks == 1 else ranks, output=output, arguments=arguments, limit=60 * harness.PATIENCE)
         self.assertEqual(done.status, expect, done.err)
         return Outcome(done, os.path.join(self.directory, output))
 
