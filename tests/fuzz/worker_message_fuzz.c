@@ -99,7 +99,15 @@ static void decide(struct coordinator *coordinator, uv_loop_t *loop)
     if (!decision->save) return;
     const char *name;
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);
-    saver_begin(coordinator->saver, name, progress, 2);
+    const struct saver_order order = {
+        .name = name,
+        .progress = progress,
+        .parameters = 2,
+        .job = conductor_job(coordinator->conductor),
+        .settings = conductor_settings(coordinator->conductor),
+        .retention = *conductor_retention(coordinator->conductor),
+    };
+    saver_begin(coordinator->saver, &order);
 }
 
 static void say_farewell(struct coordinator *coordinator)
@@ -160,8 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     struct error error;
     uv_loop_t loop;
     if (uv_loop_init(&loop) || conductor_open(&coordinator.conductor, &job, RANKS, 0, &error) ||
-        saver_open(&coordinator.saver, &loop, &job, RANKS, &(struct retention){1, 0},
-                   &(struct saver_events){saved, &coordinator}, &error))
+        saver_open(&coordinator.saver, &loop, &job, RANKS, &(struct saver_events){saved, &coordinator}, &error))
         abort();
     while (!coordinator.over && messages_next(&messages, &one)) {
         Gacc__V1__WorkerMessage *message = gacc__v1__worker_message__unpack(NULL, one.size, one.bytes);
