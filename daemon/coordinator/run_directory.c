@@ -55,8 +55,10 @@ int run_file_write(const char *path, const char *text, size_t length, mode_t mod
 {
     char temporary[PATH_MAX + 8];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    unlink(temporary); /* what an earlier start left; whatever else has come there is neither followed nor taken */
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    const int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = open(temporary, how, mode);
+    /* What an earlier start left; whatever else has come there is neither followed nor taken. */
+    if (fd < 0 && errno == EEXIST && !unlink(temporary)) fd = open(temporary, how, mode);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", temporary);
     int number = 0;
     for (size_t done = 0; done < length && !number;) {

@@ -125,6 +125,75 @@ static void hello(struct coordinator *coordinator, struct rpc_call *call, const 
         send_welcome(coordinator);
 }
 
+/* ---- silence ---- */
+
+/* Milliseconds since rank was last heard, or, before it has joined, since this process began; only those in which this
+ * process was awake. */
+static uint64_t silent_for(const struct coordinator *coordinator, uint32_t rank)
+{
+    const struct rpc_call *call = coordinator->workers[rank];
+    uint64_t since = call ? connection_heard(call) : coordinator->started;
+    if (since < coordinator->awake_since) since = coordinator->awake_since;
+    return uv_now(&coordinator->loop) - since;
+}
+
+double workers_seconds_silent(const struct coordinator *coordinator, uint32_t rank)
+{
+    return (double)silent_for(coordinator, rank) * 1e-3;
+}
+
+/* A process that was stopped, or on a machine that was, has heard nobody meanwhile: that is nobody's silence. */
+static void notice_own_sleep(struct coordinator *coordinator)
+{
+    const uint64_t now = uv_now(&coordinator->loop), slept = now - coordinator->checked;
+    coordinator->checked = now;
+    if (slept < SILENCE_SPOKEN_OF) return;
+    coordinator->awake_since = now;
+    struct error text;
+    error_set(&text, STATUS_DONE, "the coordinator was stopped for %.1f s", (double)slept * 1e-3);
+    coordinator_warn(coordinator, "silence", conductor_boundary(coordinator->conductor)->step, text.text);
+}
+
+static void speak_of(struct coordinator *coordinator, uint32_t rank, const char *before, double seconds,
+                     const char *behind)
+{
+    struct error text;
+    error_set(&text, STATUS_DONE, "rank %u: %s %.3g s%s", rank, before, seconds, behind);
+    coordinator_warn(coordinator, "silence", conductor_boundary(coordinator->conductor)->step, text.text);
+}
+
+static void look_at_silence(struct coordinator *coordinator, uint32_t rank)
+{
+    const double timeout = coordinator->options->job->control->timeout_seconds;
+    struct silence *silence = &coordinator->silences[rank];
+    const bool has_joined = coordinator->workers[rank];
+    char why[96];
+    switch (silence_update(silence, silent_for(coordinator, rank), (uint64_t)(timeout * 1e3))) {
+    case SILENCE_NOTHING_NEW:
+        break;
+    case SILENCE_BEGINS:
+        if (has_joined) speak_of(coordinator, rank, "silent for 2 s; lost after", timeout, " (control.timeout)");
+        break;
+    case SILENCE_ENDS:
+        if (has_joined) speak_of(coordinator, rank, "heard again after", (double)silence->longest * 1e-3, "");
+        break;
+    case SILENCE_TOO_LONG:
+        snprintf(why, sizeof why, "%s %g s (control.timeout)", has_joined ? "was silent for" : "has not joined within",
+                 timeout);
+        workers_lose(coordinator, rank, why);
+        break;
+    }
+}
+
+void workers_check_silence(struct coordinator *coordinator)
+{
+    notice_own_sleep(coordinator);
+    for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++)
+        look_at_silence(coordinator, rank);
+}
+
+/* ---- what ranks say ---- */
+
 static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1__WorkerMessage *message)
 {
     struct conductor *conductor = coordinator->conductor;
@@ -132,6 +201,8 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
     struct error error;
     char who[32];
     int taken = 0;
+    /* The end of a silence is told before what follows from it, which may be the end of the job. */
+    if (coordinator->silences[rank].spoken_of) look_at_silence(coordinator, rank);
     switch (message->body_case) {
     case GACC__V1__WORKER_MESSAGE__BODY_STATE:
         conductor_state(conductor, rank, message->state, now);
@@ -200,67 +271,6 @@ void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *wh
         return;
     }
     if (!coordinator->concluded && conductor_lost(coordinator->conductor, rank, why)) coordinator_conclude(coordinator);
-}
-
-/* Milliseconds since rank was last heard, or, before it has joined, since this process began; only those in which this
- * process was awake. */
-static uint64_t silent_for(const struct coordinator *coordinator, uint32_t rank)
-{
-    const struct rpc_call *call = coordinator->workers[rank];
-    uint64_t since = call ? connection_heard(call) : coordinator->started;
-    if (since < coordinator->awake_since) since = coordinator->awake_since;
-    return uv_now(&coordinator->loop) - since;
-}
-
-double workers_seconds_silent(const struct coordinator *coordinator, uint32_t rank)
-{
-    return (double)silent_for(coordinator, rank) * 1e-3;
-}
-
-/* A process that was stopped, or on a machine that was, has heard nobody meanwhile: that is nobody's silence. */
-static void notice_own_sleep(struct coordinator *coordinator)
-{
-    const uint64_t now = uv_now(&coordinator->loop), slept = now - coordinator->checked;
-    coordinator->checked = now;
-    if (slept < SILENCE_SPOKEN_OF) return;
-    coordinator->awake_since = now;
-    struct error text;
-    error_set(&text, STATUS_DONE, "the coordinator was stopped for %.1f s", (double)slept * 1e-3);
-    coordinator_warn(coordinator, "silence", conductor_boundary(coordinator->conductor)->step, text.text);
-}
-
-static void speak_of(struct coordinator *coordinator, uint32_t rank, const char *before, double seconds,
-                     const char *behind)
-{
-    struct error text;
-    error_set(&text, STATUS_DONE, "rank %u: %s %.3g s%s", rank, before, seconds, behind);
-    coordinator_warn(coordinator, "silence", conductor_boundary(coordinator->conductor)->step, text.text);
-}
-
-void workers_check_silence(struct coordinator *coordinator)
-{
-    const double timeout = coordinator->options->job->control->timeout_seconds;
-    char why[96];
-    notice_own_sleep(coordinator);
-    for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++) {
-        struct silence *silence = &coordinator->silences[rank];
-        const bool has_joined = coordinator->workers[rank];
-        switch (silence_update(silence, silent_for(coordinator, rank), (uint64_t)(timeout * 1e3))) {
-        case SILENCE_NOTHING_NEW:
-            break;
-        case SILENCE_BEGINS:
-            if (has_joined) speak_of(coordinator, rank, "silent for 2 s; lost after", timeout, " (control.timeout)");
-            break;
-        case SILENCE_ENDS:
-            if (has_joined) speak_of(coordinator, rank, "heard again after", (double)silence->longest * 1e-3, "");
-            break;
-        case SILENCE_TOO_LONG:
-            snprintf(why, sizeof why, "%s %g s (control.timeout)",
-                     has_joined ? "was silent for" : "has not joined within", timeout);
-            workers_lose(coordinator, rank, why);
-            break;
-        }
-    }
 }
 
 bool workers_all_gone(const struct coordinator *coordinator)

@@ -10,6 +10,9 @@
 #define STREAMS_DEFAULT 100
 #define QUEUE_DEFAULT (8u << 20)
 /* Messages are taken as they come, so windows only have to be large enough that no message waits for an update. */
+/* Milliseconds for a client whose stream is in full flow to see by its own clock that the time is over: clients take a
+ * reset that comes before that for a cancellation. */
+#define RESET_GRACE 200
 #define STREAM_WINDOW (RPC_MESSAGE_MAX + (64 << 10))
 #define CONNECTION_WINDOW (16 << 20)
 
@@ -290,10 +293,11 @@ uint64_t rpc_expire(struct rpc_connection *connection)
     const uint64_t now = connection->milliseconds();
     for (struct rpc_call *call = connection->calls; call != NULL; call = call->next) {
         if (call->deadline_milliseconds < 0 || call->local_ended) continue;
-        if (call->deadline <= now)
+        const uint64_t end = call->deadline + (byte_queue_length(&call->queue) > 0 ? RESET_GRACE : 0);
+        if (end <= now)
             call_expire(call);
-        else if (call->deadline - now < next)
-            next = call->deadline - now;
+        else if (end - now < next)
+            next = end - now;
     }
     connection->has_deadlines = next != UINT64_MAX;
     return next;

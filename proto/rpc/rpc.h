@@ -99,8 +99,9 @@ int rpc_input(struct rpc_connection *connection, const uint8_t *bytes, size_t le
  * does not call again before it is written: that is how rpc_call_send comes to see a full queue. */
 size_t rpc_output(struct rpc_connection *connection, const uint8_t **bytes);
 bool rpc_wants_close(const struct rpc_connection *connection); /* both ends are through with it, or it has failed */
-/* Server: ends the calls whose grpc-timeout is over, with DEADLINE_EXCEEDED; one that has unsent messages is reset. To
- * be called before output and when the time comes that it returns: milliseconds from now, UINT64_MAX: never. */
+/* Server: ends the calls whose grpc-timeout is over, with DEADLINE_EXCEEDED; one that has unsent messages is
+ * reset, a fifth of a second later. To be called before output and when the time comes that it returns: milliseconds
+ * from now, UINT64_MAX: never. */
 uint64_t rpc_expire(struct rpc_connection *connection);
 /* Calls that have begun and are not gone. */
 size_t rpc_calls(const struct rpc_connection *connection);

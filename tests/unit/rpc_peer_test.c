@@ -204,6 +204,10 @@ static void test_a_call_whose_time_is_over_before_its_messages_are_sent_is_reset
     send_text(raw.link.server_call, "an answer");
     raw_run(&raw);
     now_milliseconds += 10;
+    assert_int_equal(rpc_expire(raw.link.server), 200); /* the client's clock comes first */
+    raw_run(&raw);
+    assert_int_equal(rpc_calls(raw.link.server), 1);
+    now_milliseconds += 200;
     rpc_expire(raw.link.server);
     raw_run(&raw);
     assert_string_equal(raw.heard,
