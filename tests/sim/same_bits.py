@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-SEEDS = 1, 2, 5
+SEEDS = 1, 5
 
 
 def digest(seed):
