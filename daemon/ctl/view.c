@@ -127,7 +127,7 @@ struct range {
 
 static struct range range_of(const double *values, int count)
 {
-    struct range range = {INFINITY, -INFINITY, 0};
+    struct range range = {(double)INFINITY, -(double)INFINITY, 0};
     for (int i = 0; i < count; i++) {
         if (!isfinite(values[i])) continue;
         range.low = fmin(range.low, values[i]);

@@ -161,6 +161,19 @@ class Top(harness.Scenario):
         self.assertEqual(terminal.end(), 0)
         self.given_back(terminal)
 
+    def test_it_draws_anew_when_the_size_changes(self):
+        """Also where the job is silent just then."""
+        terminal = self.top()
+        terminal.shows("too many skips")
+        self.fake.answers["GetStatus"] = lambda: time.sleep(3) or status()
+        time.sleep(1)  # the next question is under way
+        while select.select([terminal.fd], [], [], 0.2)[0]:
+            terminal.read(0)
+        terminal.resize(60, 12)
+        terminal.until(lambda shown: shown.lines()[11].startswith(" q quit"), "60x12", 1)
+        terminal.press("q")
+        self.assertEqual(terminal.end(), 0)
+
     def test_signals_end_it_and_the_terminal_is_given_back(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             terminal = self.top()
