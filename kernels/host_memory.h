@@ -10,8 +10,8 @@ void host_release(struct kernels *, void *memory);
 void host_clear(struct kernels *, void *memory, size_t bytes);
 /* And upload. */
 void host_copy(struct kernels *, void *to, const void *from, size_t bytes);
-int host_download(struct kernels *, void *to, const void *from, size_t bytes, struct error *error);
-int host_wait(struct kernels *, struct error *error);
+const char *host_download(struct kernels *, void *to, const void *from, size_t bytes);
+const char *host_wait(struct kernels *);
 /* What Linux holds to be available without swapping, or less where the process's address space is limited. */
 bool host_memory_left(struct kernels *, uint64_t *left, uint64_t *all);
 

@@ -95,8 +95,13 @@ struct gradient_check {
 };
 
 struct kernels;
-struct error;     /* proto/error.h */
 struct recording; /* the backend's own */
+
+/* Why there is no such backend, or device, here. */
+struct kernels_failure {
+    char text[640];   /* one line */
+    bool unavailable; /* the device is not to be had; else the host lacks memory */
+};
 
 struct kernels_options {
     enum dtype compute_type;
@@ -122,9 +127,10 @@ struct kernel_table {
     /* from host; it may be written again when this returns. Where memory is the host's, to == from does nothing. */
     void (*upload)(struct kernels *, void *to, const void *from, size_t bytes);
     /* to host; waits for it and for everything before it. Returns as wait does. */
-    int (*download)(struct kernels *, void *to, const void *from, size_t bytes, struct error *error);
-    /* Waits until everything asked for so far has run. A device that failed says so here, from then on: 70. */
-    int (*wait)(struct kernels *, struct error *error);
+    const char *(*download)(struct kernels *, void *to, const void *from, size_t bytes);
+    /* Waits until everything asked for so far has run. NULL; a device that failed says why here, from then on, in a
+     * text that is the backend's. */
+    const char *(*wait)(struct kernels *);
     /* Bytes that are free for `allocate`, and in all; false where nobody knows. */
     bool (*memory_left)(struct kernels *, uint64_t *left, uint64_t *all);
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "proto/checksum.h"
+#include "worker/device.h"
 #include "worker/memory.h"
 #include "worker/model_file.h"
 #include "worker/safetensors.h"
@@ -318,7 +319,6 @@ static int copy_state(struct checkpoint *checkpoint, struct error *error)
 {
     const struct session *session = checkpoint->session;
     const wide *state[COPIES] = {session->master, session->optimizer.m, session->optimizer.v};
-    const struct kernel_table *table = session->kernels->table;
     const uint64_t bytes = session->owned * dtype_size(session->wide_type);
     int result = 0;
     for (int i = 0; i < COPIES && !result; i++) {
@@ -326,7 +326,7 @@ static int copy_state(struct checkpoint *checkpoint, struct error *error)
         if (!checkpoint->copies[i])
             result = memory_new(&checkpoint->copies[i], session->owned, dtype_size(session->wide_type),
                                 "a copy of the state", error);
-        if (!result) result = table->download(session->kernels, checkpoint->copies[i], state[i], bytes, error);
+        if (!result) result = device_download(session->kernels, checkpoint->copies[i], state[i], bytes, error);
     }
     return result;
 }

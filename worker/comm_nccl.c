@@ -78,15 +78,18 @@ static int cuda_result(struct comm_nccl *nccl, cudaError_t result, const char *c
 }
 
 /* While the host waits for the device. */
-static int watch(void *context, struct error *error)
+static bool watch(void *context, char why[CUDA_TEXT])
 {
     struct comm_nccl *nccl = context;
     ncclResult_t state = ncclSuccess;
-    if (!nccl->nccl) return 0;
+    if (!nccl->nccl) return true;
     ncclResult_t asked = ncclCommGetAsyncError(nccl->nccl, &state);
     if (asked != ncclSuccess) state = asked;
-    if (state == ncclSuccess || state == ncclInProgress) return 0;
-    return refuse(nccl, state, "a collective", error);
+    if (state == ncclSuccess || state == ncclInProgress) return true;
+    struct error error;
+    refuse(nccl, state, "a collective", &error);
+    snprintf(why, CUDA_TEXT, "%.*s", CUDA_TEXT - 1, error.text);
+    return false;
 }
 
 /* The collective that is about to be asked for waits for the kernels. */

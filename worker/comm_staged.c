@@ -30,7 +30,7 @@ static struct range in_bucket(struct comm_staged *staged, const struct range *pa
  * others are waiting there. */
 static void fetch(struct comm_staged *staged, void *to, const void *from, size_t bytes)
 {
-    staged->kernels->table->download(staged->kernels, to, from, bytes, NULL);
+    staged->kernels->table->download(staged->kernels, to, from, bytes);
 }
 
 static int staged_reduce_scatter(struct comm *comm, uint32_t bucket, const wide *gradients, wide *shard,

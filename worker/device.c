@@ -59,7 +59,10 @@ static struct kernels *gpu_open_kernels(const struct device *device, const struc
                                         struct error *error)
 {
     const struct gpu *gpu = (const struct gpu *)device;
-    return gpu->table->kernels_open(options, gpu->number, error);
+    struct kernels_failure why = {0};
+    struct kernels *kernels = gpu->table->kernels_open(options, gpu->number, &why);
+    if (!kernels) error_set(error, why.unavailable ? STATUS_UNAVAILABLE : STATUS_INTERNAL, "%s", why.text);
+    return kernels;
 }
 
 /* One rank alone needs no transport. */
@@ -81,12 +84,13 @@ static void gpu_close(struct device *device)
 static int open_gpu(struct gpu *gpu, const struct comm *comm, struct error *error)
 {
     int count;
+    struct kernels_failure why = {0};
     int result = open_module(gpu, error);
-    if (!result) result = gpu->table->device_count(&count, error);
     if (result) return result;
+    if (!gpu->table->device_count(&count, &why)) return error_set(error, STATUS_UNAVAILABLE, "%s", why.text);
     gpu->number = (int)(comm->local_rank % (uint32_t)count);
-    result = gpu->table->device_info(gpu->number, &gpu->info, error);
-    if (result) return result;
+    if (!gpu->table->device_info(gpu->number, &gpu->info, &why))
+        return error_set(error, STATUS_UNAVAILABLE, "%s", why.text);
     struct device *device = &gpu->device;
     device->open_kernels = gpu_open_kernels;
     device->open_comm = gpu_open_comm;
@@ -196,4 +200,21 @@ int device_open(struct device **out, enum device_wanted wanted, struct comm *com
 void device_close(struct device *device)
 {
     if (device && device->close) device->close(device);
+}
+
+/* --- what it has to say ---------------------------------------------------------------------------------------- */
+
+static int result_of(const char *failure, struct error *error)
+{
+    return failure ? error_set(error, STATUS_INTERNAL, "%s", failure) : 0;
+}
+
+int device_wait(struct kernels *kernels, struct error *error)
+{
+    return result_of(kernels->table->wait(kernels), error);
+}
+
+int device_download(struct kernels *kernels, void *to, const void *from, size_t bytes, struct error *error)
+{
+    return result_of(kernels->table->download(kernels, to, from, bytes), error);
 }

@@ -38,4 +38,8 @@ enum device_wanted device_settle(enum device_wanted wanted);
 int device_open(struct device **out, enum device_wanted wanted, struct comm *comm, struct error *error);
 void device_close(struct device *device);
 
+/* As the table of the kernels has them; a device that failed is 70. */
+int device_wait(struct kernels *kernels, struct error *error);
+int device_download(struct kernels *kernels, void *to, const void *from, size_t bytes, struct error *error);
+
 #endif

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "worker/device.h"
 #include "worker/memory.h"
 #include "worker/session_internal.h"
 
@@ -91,7 +92,7 @@ static int round_accumulator(struct session *session, struct error *error)
         table->clear(kernels, block, count * dtype_size(session->wide_type));
         table->accumulate(kernels, block, rounded, count);
     }
-    result = table->wait(kernels, error);
+    result = device_wait(kernels, error);
     table->release(kernels, rounded);
     return result;
 }
@@ -100,7 +101,7 @@ static int flip_a_bit(struct session *session, struct error *error)
 {
     const struct kernel_table *table = session->kernels->table;
     unsigned char byte;
-    int result = table->download(session->kernels, &byte, session->parameters, 1, error);
+    int result = device_download(session->kernels, &byte, session->parameters, 1, error);
     byte ^= 1;
     if (!result) table->upload(session->kernels, session->parameters, &byte, 1);
     return result;

@@ -2,6 +2,7 @@
  */
 #include <stdlib.h>
 
+#include "worker/device.h"
 #include "worker/memory.h"
 #include "worker/session_internal.h"
 
@@ -41,7 +42,7 @@ int session_read(struct session *session, enum buffer which, const void **out, s
         if (result) return result;
     }
     *out = session->copies[which];
-    return table->download(session->kernels, session->copies[which], buffer, bytes, error);
+    return device_download(session->kernels, session->copies[which], buffer, bytes, error);
 }
 
 int session_look(struct session *session, struct session_view *view, struct error *error)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "worker/checkpoint.h"
+#include "worker/device.h"
 #include "worker/memory.h"
 #include "worker/safetensors.h"
 #include "worker/session_internal.h"
@@ -128,7 +129,7 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
     }
     for (int m = 0; m < 2 && !result; m++) result = check_found(session, &moments[m], restore->directory, error);
     for (int m = 0; m < 2; m++) close_moment(session, &moments[m], kept[m], !result);
-    return result ? result : session->kernels->table->wait(session->kernels, error);
+    return result ? result : device_wait(session->kernels, error);
 }
 
 int checkpoint_restore(struct session *session, const Gacc__V1__Restore *restore, struct error *error)

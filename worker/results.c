@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "worker/device.h"
+
 #define ROOM_AT_FIRST 64
 
 /* The losses stand behind the checks; the first is that of the micro-batch at hand. */
@@ -94,8 +96,7 @@ void results_keep_loss(struct results *results, struct loss_unit unit)
 
 int results_read(struct results *results, struct error *error)
 {
-    return results->kernels->table->download(results->kernels, results->host, results->device, all_bytes(results),
-                                             error);
+    return device_download(results->kernels, results->host, results->device, all_bytes(results), error);
 }
 
 struct gradient_check results_check_read(const struct results *results)

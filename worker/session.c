@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "worker/device.h"
 #include "worker/memory.h"
 #include "worker/session_internal.h"
 
@@ -172,7 +173,7 @@ int session_initialise(struct session *session, const char *file, struct error *
         result = model_initial_read(initial, begin, begin + count, values.exact, error);
         if (!result) place(session, begin, &values, count);
     }
-    if (!result) result = session->kernels->table->wait(session->kernels, error);
+    if (!result) result = device_wait(session->kernels, error);
     model_initial_close(initial);
     close_values(session, &values);
     return result;

@@ -28,13 +28,13 @@ struct cuda *cuda_enter(struct kernels *kernels)
 
 void cuda_fail(struct cuda *cuda, const char *format, ...)
 {
-    if (cuda->failure.status != STATUS_DONE) return;
-    char text[512];
+    if (cuda->failure[0]) return;
+    char text[CUDA_TEXT];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    error_set(&cuda->failure, STATUS_INTERNAL, "GPU %d: %s", cuda->device, text);
+    snprintf(cuda->failure, sizeof cuda->failure, "GPU %d: %s", cuda->device, text);
 }
 
 bool cuda_note(struct cuda *cuda, cudaError_t result, const char *call)
@@ -44,11 +44,10 @@ bool cuda_note(struct cuda *cuda, cudaError_t result, const char *call)
     return false;
 }
 
-/* 0, or what has failed so far. */
-static int tell(const struct cuda *cuda, struct error *error)
+/* NULL, or what has failed so far. */
+static const char *failure_of(const struct cuda *cuda)
 {
-    if (cuda->failure.status == STATUS_DONE) return 0;
-    return error_set(error, cuda->failure.status, "%s", cuda->failure.text);
+    return cuda->failure[0] ? cuda->failure : NULL;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -96,9 +95,8 @@ static void wait_for(struct cuda *cuda, cudaEvent_t event, const char *what)
         return;
     }
     while ((state = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream)) == cudaErrorNotReady) {
-        struct error error = {0};
-        if (cuda->failure.status == STATUS_DONE && cuda->watch.check(cuda->watch.context, &error) < 0)
-            cuda_fail(cuda, "%s", error.text);
+        char why[CUDA_TEXT];
+        if (!failure_of(cuda) && !cuda->watch.check(cuda->watch.context, why)) cuda_fail(cuda, "%s", why);
         sched_yield();
     }
     cuda_note(cuda, state, what);
@@ -130,18 +128,18 @@ static void cuda_upload(struct kernels *kernels, void *to, const void *from, siz
     }
 }
 
-static int cuda_wait(struct kernels *kernels, struct error *error)
+static const char *cuda_wait(struct kernels *kernels)
 {
     struct cuda *cuda = cuda_enter(kernels);
     wait_for(cuda, NULL, "the device's work");
-    return tell(cuda, error);
+    return failure_of(cuda);
 }
 
-static int cuda_download(struct kernels *kernels, void *to, const void *from, size_t bytes, struct error *error)
+static const char *cuda_download(struct kernels *kernels, void *to, const void *from, size_t bytes)
 {
     struct cuda *cuda = cuda_enter(kernels);
     if (bytes) cuda_note(cuda, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, cuda->stream), "download");
-    return cuda_wait(kernels, error);
+    return cuda_wait(kernels);
 }
 
 static bool cuda_memory_left(struct kernels *kernels, uint64_t *left, uint64_t *all)
@@ -163,7 +161,7 @@ struct recording {
 static void cuda_record(struct kernels *kernels)
 {
     struct cuda *cuda = cuda_enter(kernels);
-    cuda->failed_before = cuda->failure.status != STATUS_DONE;
+    cuda->failed_before = failure_of(cuda);
     cuda_note(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "record");
 }
 
@@ -173,13 +171,13 @@ static struct recording *cuda_recorded(struct kernels *kernels)
     struct cuda *cuda = cuda_enter(kernels);
     cudaGraph_t graph = NULL;
     struct recording *recording = malloc(sizeof *recording);
-    const bool whole = cuda->failed_before || cuda->failure.status == STATUS_DONE;
+    const bool whole = cuda->failed_before || !failure_of(cuda);
     const bool ended = cudaStreamEndCapture(cuda->stream, &graph) == cudaSuccess && whole;
     const bool made = ended && recording && cudaGraphInstantiate(&recording->graph, graph, 0) == cudaSuccess;
     if (graph) cudaGraphDestroy(graph);
     if (made) return recording;
     cudaGetLastError();
-    if (!whole) cuda->failure.status = STATUS_DONE;
+    if (!whole) cuda->failure[0] = '\0';
     free(recording);
     return NULL;
 }
@@ -265,60 +263,61 @@ static bool take_resources(struct cuda *cuda)
     return ok;
 }
 
-static int open_device(struct cuda *cuda, struct error *error)
+static bool open_device(struct cuda *cuda, struct kernels_failure *why)
 {
     if (cuda_note(cuda, cudaSetDevice(cuda->device), "cudaSetDevice") &&
         cuda_note(cuda, cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, cuda->device),
                   "cudaDeviceGetAttribute") &&
         take_resources(cuda)) {
         cuda_fill_kernels(cuda);
-        const int rc = cuda_products_open(cuda, error);
-        if (rc < 0) return rc;
+        if (!cuda_products_open(cuda, why)) return false;
         /* a first kernel: not every device runs the code that is in the module */
         cuda_clear(&cuda->head, cuda->scratch, sizeof(double));
         cuda->table.add(&cuda->head, cuda->scratch, cuda->scratch, cuda->scratch, 1);
         cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "a first kernel");
     }
-    if (tell(cuda, error) == 0) return 0;
-    error->status = STATUS_UNAVAILABLE; /* so far it is the device that is not to be had */
-    return -STATUS_UNAVAILABLE;
+    if (!failure_of(cuda)) return true;
+    why->unavailable = true; /* so far it is the device that is not to be had */
+    snprintf(why->text, sizeof why->text, "%s", cuda->failure);
+    return false;
 }
 
-struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct error *error)
+struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct kernels_failure *why)
 {
     struct cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda) {
-        error_set(error, STATUS_INTERNAL, "out of memory");
+        *why = (struct kernels_failure){.text = "out of memory"};
         return NULL;
     }
     cuda->table = common_table;
     cuda->head = (struct kernels){&cuda->table, options->compute_type, options->threads};
     cuda->device = device;
-    if (open_device(cuda, error) == 0) return &cuda->head;
+    if (open_device(cuda, why)) return &cuda->head;
     cuda_close(&cuda->head);
     return NULL;
 }
 
 /* --- devices ------------------------------------------------------------------------------------------------------ */
 
-static int unavailable(struct error *error, cudaError_t result)
+static bool unavailable(struct kernels_failure *why, cudaError_t result)
 {
-    return error_set(error, STATUS_UNAVAILABLE, "no GPU: %s (%s)", cudaGetErrorString(result),
-                     cudaGetErrorName(result));
+    why->unavailable = true;
+    snprintf(why->text, sizeof why->text, "no GPU: %s (%s)", cudaGetErrorString(result), cudaGetErrorName(result));
+    return false;
 }
 
-int cuda_device_count(int *count, struct error *error)
+bool cuda_device_count(int *count, struct kernels_failure *why)
 {
     const cudaError_t result = cudaGetDeviceCount(count);
-    if (result != cudaSuccess) return unavailable(error, result);
-    return *count > 0 ? 0 : unavailable(error, cudaErrorNoDevice);
+    if (result != cudaSuccess) return unavailable(why, result);
+    return *count > 0 || unavailable(why, cudaErrorNoDevice);
 }
 
-int cuda_device_describe(int device, struct cuda_device_info *info, struct error *error)
+bool cuda_device_describe(int device, struct cuda_device_info *info, struct kernels_failure *why)
 {
     struct cudaDeviceProp properties;
     const cudaError_t result = cudaGetDeviceProperties(&properties, device);
-    if (result != cudaSuccess) return unavailable(error, result);
+    if (result != cudaSuccess) return unavailable(why, result);
     *info = (struct cuda_device_info){
         .capability = 10 * properties.major + properties.minor,
         .multiprocessors = properties.multiProcessorCount,
@@ -326,5 +325,5 @@ int cuda_device_describe(int device, struct cuda_device_info *info, struct error
     };
     snprintf(info->name, sizeof info->name, "%s", properties.name);
     memcpy(info->uuid, properties.uuid.bytes, sizeof info->uuid);
-    return 0;
+    return true;
 }

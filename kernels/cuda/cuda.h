@@ -14,7 +14,6 @@ extern "C" {
 
 #include "kernels/cuda/module.h"
 #include "kernels/kernels.h"
-#include "proto/error.h"
 
 /* Of device memory. Scratch holds partial sums, read by the kernel after the one that wrote them. */
 #define CUDA_SCRATCH_BYTES ((size_t)16 << 20)
@@ -31,10 +30,12 @@ struct cuda_upload {
     cudaEvent_t copied[CUDA_UPLOAD_PARTS]; /* recorded when the part was left */
 };
 
-/* Who is asked, while the host waits for the device, whether what the device waits for will ever come. check: 0, or a
- * negative status and the reason; then it has seen to it that the device's work ends. */
+#define CUDA_TEXT 512
+
+/* Who is asked, while the host waits for the device, whether what the device waits for will ever come. check: false and
+ * the reason when it will not; then it has seen to it that the device's work ends. */
 struct cuda_watch {
-    int (*check)(void *context, struct error *error); /* NULL: nobody */
+    bool (*check)(void *context, char why[CUDA_TEXT]); /* NULL: nobody */
     void *context;
 };
 
@@ -47,8 +48,8 @@ struct cuda {
     struct cuda_upload upload;
     struct cuda_products *products;
     struct cuda_watch watch;
-    struct error failure; /* status 0: none so far */
-    bool failed_before;   /* when recording began */
+    char failure[CUDA_TEXT + 32]; /* empty: none so far */
+    bool failed_before;           /* when recording began */
     bool range_open;
 };
 
@@ -71,7 +72,7 @@ struct cuda_product {
     bool a_transposed, b_transposed, wide, adds;
 };
 
-int cuda_products_open(struct cuda *cuda, struct error *error);
+bool cuda_products_open(struct cuda *cuda, struct kernels_failure *why);
 void cuda_products_close(struct cuda *cuda);
 /* False: cuBLASLt has none for this shape and these addresses, and nothing was asked for. */
 bool cuda_products_run(struct cuda *cuda, const struct cuda_product *product);
@@ -85,9 +86,9 @@ void cuda_fill_kernels(struct cuda *cuda);
 /* --- cuda.c: what the module hands out (module.h) -------------------------------------------------------------------
  */
 
-int cuda_device_count(int *count, struct error *error);
-int cuda_device_describe(int device, struct cuda_device_info *info, struct error *error);
-struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct error *error);
+bool cuda_device_count(int *count, struct kernels_failure *why);
+bool cuda_device_describe(int device, struct cuda_device_info *info, struct kernels_failure *why);
+struct kernels *cuda_kernels_open(const struct kernels_options *options, int device, struct kernels_failure *why);
 
 #ifdef __cplusplus
 }

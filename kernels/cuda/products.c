@@ -4,6 +4,7 @@
  * same program on the same device has the same bits in every run. Algorithms that add up parts in an order of their own
  * are excluded, and fp32 operands are multiplied in fp32, not in TF32.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,14 +35,18 @@ struct cuda_products {
     struct plan plans[PLANS_MAX];
 };
 
-int cuda_products_open(struct cuda *cuda, struct error *error)
+bool cuda_products_open(struct cuda *cuda, struct kernels_failure *why)
 {
     cuda->products = calloc(1, sizeof *cuda->products);
-    if (!cuda->products) return error_set(error, STATUS_INTERNAL, "out of memory");
+    if (!cuda->products) {
+        *why = (struct kernels_failure){.text = "out of memory"};
+        return false;
+    }
     const cublasStatus_t status = cublasLtCreate(&cuda->products->handle);
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return error_set(error, STATUS_UNAVAILABLE, "cublasLtCreate: %s", cublasLtGetStatusString(status));
-    return 0;
+    if (status == CUBLAS_STATUS_SUCCESS) return true;
+    why->unavailable = true;
+    snprintf(why->text, sizeof why->text, "cublasLtCreate: %s", cublasLtGetStatusString(status));
+    return false;
 }
 
 static void plan_clear(struct plan *plan)

@@ -44,9 +44,9 @@ static struct kernels *open_module(const char *path, const struct kernels_option
     if (!library) fail(dlerror());
     const struct cuda_module *module = dlsym(library, CUDA_MODULE_SYMBOL);
     if (!module || module->abi != CUDA_MODULE_ABI) fail("another version's module");
-    struct error error;
-    struct kernels *opened = module->kernels_open(options, 0, &error);
-    if (!opened) fail(error.text);
+    struct kernels_failure why;
+    struct kernels *opened = module->kernels_open(options, 0, &why);
+    if (!opened) fail(why.text);
     return opened;
 }
 
@@ -59,8 +59,8 @@ static void *allocate(size_t bytes)
 
 static void finish(void)
 {
-    struct error error;
-    if (table->wait(kernels, &error)) fail(error.text);
+    const char *failure = table->wait(kernels);
+    if (failure) fail(failure);
 }
 
 /* Calls `run` for every run of equal settings; returns the parameters in all. */

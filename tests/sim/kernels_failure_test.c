@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/unit/kernels_support.h"
+#include "worker/device.h"
 
 static struct kernels *backend;
 
@@ -13,28 +14,28 @@ static void assert_told(const char *what)
 {
     struct error error;
     float host;
-    assert_int_equal(backend->table->wait(backend, &error), -STATUS_INTERNAL);
+    assert_int_equal(device_wait(backend, &error), -STATUS_INTERNAL);
     if (!strstr(error.text, what)) fail_msg("\"%s\" does not name %s", error.text, what);
-    assert_int_equal(backend->table->download(backend, &host, NULL, 0, &error), -STATUS_INTERNAL);
+    assert_int_equal(device_download(backend, &host, NULL, 0, &error), -STATUS_INTERNAL);
     assert_non_null(strstr(error.text, what));
 }
 
 static void a_call_that_fails_is_named_and_stays_the_reason(void **state)
 {
     (void)state;
-    struct error error;
-    backend = kernels_module()->kernels_open(&(struct kernels_options){DTYPE_FP32, 1}, 0, &error);
-    if (!backend) fail_msg("%s", error.text);
+    struct kernels_failure why;
+    backend = kernels_module()->kernels_open(&(struct kernels_options){DTYPE_FP32, 1}, 0, &why);
+    if (!backend) fail_msg("%s", why.text);
     float *x = backend->table->allocate(backend, 64);
     backend->table->add(backend, x, x, x, 16);
-    assert_int_equal(backend->table->wait(backend, &error), 0);
+    assert_null(backend->table->wait(backend));
     backend->table->record(backend);
     backend->table->accumulate(backend, x, x + 8, 8); /* the third launch: opening was one */
     assert_null(backend->table->recorded(backend));
     backend->table->record(backend);
     backend->table->add(backend, x, x, x, 16);
     assert_null(backend->table->recorded(backend)); /* it cannot be made runnable */
-    assert_int_equal(backend->table->wait(backend, &error), 0);
+    assert_null(backend->table->wait(backend));
     backend->table->accumulate(backend, x, x + 8, 8); /* the fifth */
     backend->table->add(backend, x, x, x, 16);
     assert_told("accumulate");

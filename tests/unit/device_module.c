@@ -16,27 +16,25 @@ static int visible(void)
     return sscanf(name, "gpus %d", &count) == 1 ? count : 0;
 }
 
-static int device_count(int *count, struct error *error)
+static bool device_count(int *count, struct kernels_failure *why)
 {
     *count = visible();
-    if (*count > 0) return 0;
-    error->status = STATUS_UNAVAILABLE;
-    snprintf(error->text, sizeof error->text, "no CUDA-capable device is detected");
-    return -(int)STATUS_UNAVAILABLE;
+    if (*count > 0) return true;
+    *why = (struct kernels_failure){"no CUDA-capable device is detected", true};
+    return false;
 }
 
-static int device_info(int device, struct cuda_device_info *info, struct error *error)
+static bool device_info(int device, struct cuda_device_info *info, struct kernels_failure *why)
 {
-    (void)error;
+    (void)why;
     *info = (struct cuda_device_info){.name = "Abacus", .uuid = {(unsigned char)(device + 1)}};
-    return 0;
+    return true;
 }
 
-static struct kernels *kernels_open(const struct kernels_options *options, int device, struct error *error)
+static struct kernels *kernels_open(const struct kernels_options *options, int device, struct kernels_failure *why)
 {
     (void)options;
-    error->status = STATUS_INTERNAL;
-    snprintf(error->text, sizeof error->text, "asked for the kernels of device %d", device);
+    snprintf(why->text, sizeof why->text, "asked for the kernels of device %d", device);
     return NULL;
 }
 

@@ -170,26 +170,26 @@ static inline void fake_upload(struct kernels *kernels, void *to, const void *fr
     fake_ask(fake, fake_run_upload, &upload, sizeof upload, copy);
 }
 
-static inline int fake_wait(struct kernels *kernels, struct error *error)
+static inline const char *fake_wait(struct kernels *kernels)
 {
     struct fake *fake = (struct fake *)kernels;
     if (fake->writing) fake_refuse("wait", "while recording");
     fake->device->waits++;
     fake_flush(fake);
-    if (fake->device->fails_at_wait == 0 || ++fake->waits < fake->device->fails_at_wait) return 0;
-    return error_set(error, STATUS_INTERNAL, "the device failed");
+    if (fake->device->fails_at_wait == 0 || ++fake->waits < fake->device->fails_at_wait) return NULL;
+    return "the device failed";
 }
 
-static inline int fake_download(struct kernels *kernels, void *to, const void *from, size_t bytes, struct error *error)
+static inline const char *fake_download(struct kernels *kernels, void *to, const void *from, size_t bytes)
 {
     struct fake *fake = (struct fake *)kernels;
     if (bytes > 0) fake_point(fake, "download", from);
-    int result = fake_wait(kernels, error);
-    if (result || bytes == 0) return result;
+    const char *failure = fake_wait(kernels);
+    if (failure || bytes == 0) return failure;
     fake_allow(fake, true);
     memcpy(to, from, bytes);
     fake_allow(fake, false);
-    return 0;
+    return NULL;
 }
 
 static inline bool fake_memory_left(struct kernels *kernels, uint64_t *left, uint64_t *all)

@@ -89,11 +89,10 @@ static inline void *mirror_out(struct mirror *mirror, void *host, size_t n, size
 
 static inline void mirror_back(struct mirror *mirror)
 {
-    struct error error;
     unsigned char *image = mirror->image;
     const unsigned char *before = memcpy(malloc(mirror->used + 1), image, mirror->used);
-    if (mirror->backend->table->download(mirror->backend, image, mirror->memory, mirror->used, &error) < 0)
-        fail_msg("%s", error.text);
+    const char *failure = mirror->backend->table->download(mirror->backend, image, mirror->memory, mirror->used);
+    if (failure) fail_msg("%s", failure);
     for (size_t i = 0; i < mirror->count; i++) {
         const struct mirrored *array = &mirror->arrays[i];
         if (!array->written) continue;

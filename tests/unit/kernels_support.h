@@ -219,9 +219,9 @@ static inline const struct cuda_module *kernels_module(void)
     assert_non_null(module);
     assert_int_equal(module->abi, CUDA_MODULE_ABI);
     int devices;
-    struct error error;
-    if (module->device_count(&devices, &error) < 0) {
-        printf("skipped: %s\n", error.text);
+    struct kernels_failure why;
+    if (!module->device_count(&devices, &why)) {
+        printf("skipped: %s\n", why.text);
         exit(77);
     }
     return module;
@@ -234,9 +234,9 @@ static inline void for_each_instance(void (*test)(struct instance *))
         for (size_t shift = 0; shift <= 1; shift++) {
             const struct kernels_options options = {.compute_type = type, .threads = 1};
             struct instance instance;
-            struct error error;
-            struct kernels *backend = kernels_module()->kernels_open(&options, 0, &error);
-            if (!backend) fail_msg("%s", error.text);
+            struct kernels_failure why;
+            struct kernels *backend = kernels_module()->kernels_open(&options, 0, &why);
+            if (!backend) fail_msg("%s", why.text);
             instance_of(&instance, mirror_open(backend, shift));
             instance.between = type == DTYPE_BF16 || type == DTYPE_FP16 ? instance.unit : 0;
             snprintf(instance.name, sizeof instance.name, "shifted by %zu", shift);
