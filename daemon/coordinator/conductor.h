@@ -146,6 +146,8 @@ bool conductor_next_record(struct conductor *conductor, struct record *record);
 void conductor_header(const struct conductor *conductor, struct header_record *header);
 /* The job's exit status and reason as known now, and the counters. */
 void conductor_end(const struct conductor *conductor, double now, struct end_record *end);
+/* The phase of a Status alone. */
+const char *conductor_phase(const struct conductor *conductor);
 /* Everything but `pid`, `started_unix_seconds` and the newest checkpoint, which are the caller's to fill in. Valid
  * until the next call. */
 Gacc__V1__Status *conductor_status(struct conductor *conductor, double now);

@@ -263,12 +263,16 @@ static bool evaluates(const struct conductor *c, const struct verdict *verdict, 
     return due || last;
 }
 
-static const Gacc__V1__Verdict verdicts[] = {
-    [VERDICT_IS_APPLY] = GACC__V1__VERDICT__VERDICT_APPLY,
-    [VERDICT_IS_SKIP] = GACC__V1__VERDICT__VERDICT_SKIP,
-    [VERDICT_IS_EMPTY] = GACC__V1__VERDICT__VERDICT_EMPTY,
-    [VERDICT_IS_FAIL] = GACC__V1__VERDICT__VERDICT_FAIL,
-};
+Gacc__V1__Verdict conductor_verdict(enum verdict_kind kind)
+{
+    static const Gacc__V1__Verdict verdicts[] = {
+        [VERDICT_IS_APPLY] = GACC__V1__VERDICT__VERDICT_APPLY,
+        [VERDICT_IS_SKIP] = GACC__V1__VERDICT__VERDICT_SKIP,
+        [VERDICT_IS_EMPTY] = GACC__V1__VERDICT__VERDICT_EMPTY,
+        [VERDICT_IS_FAIL] = GACC__V1__VERDICT__VERDICT_FAIL,
+    };
+    return verdicts[kind];
+}
 
 static Gacc__V1__Failure *failure_message(struct conductor *c)
 {
@@ -307,7 +311,8 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     Gacc__V1__Decision *decision = &c->decision;
     const struct boundary boundary = open_boundary(c, has_stepped && c->applied);
     decision->step = c->step;
-    decision->verdict = has_stepped || c->failed ? verdicts[verdict.kind] : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
+    decision->verdict =
+        has_stepped || c->failed ? conductor_verdict(verdict.kind) : GACC__V1__VERDICT__VERDICT_UNSPECIFIED;
     decision->clip_coefficient = verdict.kind == VERDICT_IS_APPLY ? verdict.clip_coefficient : 0;
     decision->failure = failure_message(c);
     decision->evaluate = has_stepped && evaluates(c, &verdict, !boundary.more);

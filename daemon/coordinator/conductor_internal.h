@@ -171,6 +171,8 @@ void conductor_take_settings(struct conductor *conductor);
 /* Where the job is paused and all reports are in: the next step's plan by a B that was set meanwhile. */
 void conductor_replan(struct conductor *conductor);
 void conductor_free_settings(struct conductor *conductor);
+/* As the messages have it. */
+Gacc__V1__Verdict conductor_verdict(enum verdict_kind kind);
 /* For GetStatus. */
 void conductor_keep_last(struct conductor *conductor, const struct step_record *record);
 /* Turns the attempt whose step_done are in (or will not come) into records. */

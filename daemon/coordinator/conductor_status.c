@@ -5,16 +5,10 @@
 
 void conductor_keep_last(struct conductor *c, const struct step_record *record)
 {
-    static const Gacc__V1__Verdict verdicts[] = {
-        [VERDICT_IS_APPLY] = GACC__V1__VERDICT__VERDICT_APPLY,
-        [VERDICT_IS_SKIP] = GACC__V1__VERDICT__VERDICT_SKIP,
-        [VERDICT_IS_EMPTY] = GACC__V1__VERDICT__VERDICT_EMPTY,
-        [VERDICT_IS_FAIL] = GACC__V1__VERDICT__VERDICT_FAIL,
-    };
     Gacc__V1__LastStep *last = &c->last[c->last_count++ % LAST_STEPS];
     gacc__v1__last_step__init(last);
     last->step = record->counters.step;
-    last->verdict = verdicts[record->verdict];
+    last->verdict = conductor_verdict(record->verdict);
     last->loss = record->has_loss ? record->loss : (double)NAN;
     last->loss_scale = record->has_scaler ? record->loss_scale : 0;
     last->seconds = record->seconds.step;
@@ -43,16 +37,14 @@ static void fill_requests(struct conductor *c, Gacc__V1__Status *status)
     if (c->requests.finishing) c->request_list[status->n_requests++] = finish;
 }
 
-static char *phase_name(const struct conductor *c)
+const char *conductor_phase(const struct conductor *c)
 {
-    static char starting[] = "starting", training[] = "training", stopping[] = "stopping", paused[] = "paused",
-                finishing[] = "finishing", failing[] = "failing";
-    if (c->failed) return failing;
-    if (c->stopped) return stopping;
-    if (c->phase >= PHASE_FINISHING || c->requests.finishing) return finishing;
-    if (c->saving.stopping) return stopping;
-    if (c->requests.held) return paused;
-    return c->phase >= PHASE_REPORTS && c->step > c->start ? training : starting;
+    if (c->failed) return "failing";
+    if (c->stopped) return "stopping";
+    if (c->phase >= PHASE_FINISHING || c->requests.finishing) return "finishing";
+    if (c->saving.stopping) return "stopping";
+    if (c->requests.held) return "paused";
+    return c->phase >= PHASE_REPORTS && c->step > c->start ? "training" : "starting";
 }
 
 static void fill_rank(Gacc__V1__RankStatus *to, const struct rank *rank, uint32_t number, double now)
@@ -77,7 +69,7 @@ Gacc__V1__Status *conductor_status(struct conductor *c, double now)
     uint64_t left = c->failed || done > c->rules.total_steps ? 0 : c->rules.total_steps - done;
     status->job = c->job->job->name;
     status->output = c->job->job->output;
-    status->phase = phase_name(c);
+    status->phase = (char *)conductor_phase(c);
     status->step = c->counters.step;
     status->optimizer_steps = c->counters.optimizer_steps;
     status->skipped_steps = c->counters.skipped_steps;

@@ -29,7 +29,7 @@ bool coordinator_is_serving(struct coordinator *coordinator)
 {
     static const char *const not_serving[] = {"starting", "finishing", "failing"};
     if (coordinator->concluded) return false;
-    const char *phase = conductor_status(coordinator->conductor, coordinator_now())->phase;
+    const char *phase = conductor_phase(coordinator->conductor);
     for (size_t i = 0; i < sizeof not_serving / sizeof *not_serving; i++)
         if (!strcmp(phase, not_serving[i])) return false;
     return true;
