@@ -121,9 +121,10 @@ void model_close(struct model *model);
  * normals (seed, element), then init.values or init.file. The same for every N. Unknown names, wrong sizes or shapes, a
  * file that is not safetensors, what is no finite number of the wide type: 65/66/78 naming file and tensor. */
 struct model_initial;
-/* file: all of them from this safetensors file, whatever the job says; NULL: as the job says. */
+/* file: all of them from this safetensors file, whatever the job says; NULL: as the job says. threads: that make keyed
+ * normals side by side, ≥ 1; no value depends on them. */
 int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, const char *file,
-                       struct error *error);
+                       int threads, struct error *error);
 int model_initial_read(struct model_initial *initial, uint64_t begin, uint64_t end, double *values,
                        struct error *error);
 void model_initial_close(struct model_initial *initial);

@@ -1,13 +1,14 @@
 /*
  * The first value of every parameter: keyed random numbers, values from the job file, or a safetensors file. Each
  * element is a function of (seed, canonical index) alone, so ranks make their own shards without a word between them,
- * whatever N is.
+ * whatever N is, and each with as many threads as it has.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/pool.h"
 #include "worker/model.h"
 #include "worker/safetensors.h"
 
@@ -20,6 +21,8 @@ struct source {
 struct model_initial {
     const struct model *model;
     uint64_t key;
+    struct pool *pool; /* of `threads`: some ten nanoseconds a number are a minute for a billion */
+    int threads;
     const char *path; /* of the file, for messages; borrowed */
     struct safetensors *file;
     struct source sources[]; /* [table.count] */
@@ -62,6 +65,23 @@ static double initial_value(const struct tensor *tensor, uint64_t key, uint64_t 
         return tensor->init_scale * (2 * uniform(key, 2 * element) - 1);
     }
     return (double)NAN;
+}
+
+/* [count] of a tensor's own, from the canonical index `first` on. */
+struct keyed {
+    const struct model_initial *initial;
+    const struct tensor *tensor;
+    uint64_t first, count;
+    double *values;
+};
+
+static void fill_part(void *context, int thread)
+{
+    const struct keyed *all = context;
+    const uint64_t threads = (uint64_t)all->initial->threads, part = (uint64_t)thread;
+    const uint64_t end = all->count * (part + 1) / threads;
+    for (uint64_t i = all->count * part / threads; i < end; i++)
+        all->values[i] = initial_value(all->tensor, all->initial->key, all->first + i);
 }
 
 /* --- values from the job file --------------------------------------------------------------------------------------
@@ -252,7 +272,7 @@ static int take_file(struct model_initial *initial, struct error *error)
  */
 
 int model_initial_open(struct model_initial **out, const struct model *model, uint64_t seed, const char *file,
-                       struct error *error)
+                       int threads, struct error *error)
 {
     const Gacc__V1__ModelSection *spec = model->spec;
     *out = NULL;
@@ -261,8 +281,12 @@ int model_initial_open(struct model_initial **out, const struct model *model, ui
         return error_set(error, STATUS_INTERNAL, "out of memory for the sources of %zu tensors", model->table.count);
     initial->model = model;
     initial->key = splitmix64(seed, 0);
+    initial->threads = threads;
+    initial->pool = pool_open(threads);
     initial->path = file ? file : spec->init_file;
-    int rc = initial->path && initial->path[0] ? take_file(initial, error) : 0;
+    int rc =
+        initial->pool ? 0 : error_set(error, STATUS_INTERNAL, "%d threads for initial values cannot be had", threads);
+    if (rc == 0 && initial->path && initial->path[0]) rc = take_file(initial, error);
     for (size_t i = 0; rc == 0 && i < spec->n_init_values && !file; i++)
         rc = take_values(initial, spec->init_values[i], error);
     if (rc < 0) {
@@ -279,12 +303,13 @@ static int read_tensor(struct model_initial *initial, size_t row, uint64_t first
 {
     const struct tensor *tensor = &initial->model->table.tensors[row];
     const struct source *source = &initial->sources[row];
-    if (source->values)
+    if (source->stored) return safetensors_read(initial->file, source->stored, first, count, values, error);
+    if (source->values) {
         memcpy(values, source->values + first, count * sizeof *values);
-    else if (source->stored)
-        return safetensors_read(initial->file, source->stored, first, count, values, error);
-    else
-        for (uint64_t i = 0; i < count; i++) values[i] = initial_value(tensor, initial->key, tensor->begin + first + i);
+        return 0;
+    }
+    struct keyed keyed = {initial, tensor, tensor->begin + first, count, values};
+    pool_run(initial->pool, fill_part, &keyed);
     return 0;
 }
 
@@ -326,5 +351,6 @@ void model_initial_close(struct model_initial *initial)
 {
     if (!initial) return;
     safetensors_close(initial->file);
+    if (initial->pool) pool_close(initial->pool);
     free(initial);
 }

@@ -166,7 +166,9 @@ int session_initialise(struct session *session, const char *file, struct error *
     struct model_initial *initial = NULL;
     struct values values;
     int result = open_values(session, &values, error);
-    if (!result) result = model_initial_open(&initial, session->model, session->job->job->seed, file, error);
+    if (!result)
+        result = model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads,
+                                    error);
     uint64_t parameters = session->map.parameters;
     for (uint64_t begin = 0; begin < parameters && !result; begin += INITIAL_BLOCK) {
         uint64_t count = parameters - begin < INITIAL_BLOCK ? parameters - begin : INITIAL_BLOCK;

@@ -17,7 +17,7 @@
 #include "worker/session.h"
 #include "worker/step_state.h"
 
-#define INITIAL_BLOCK 65536u /* elements initialised at a time */
+#define INITIAL_BLOCK (1u << 18) /* elements initialised at a time: long enough for many threads */
 
 /* The large buffers. */
 enum buffer { BUFFER_PARAMETERS, BUFFER_GRADIENTS, BUFFER_SHARD, BUFFER_MASTER, BUFFER_M, BUFFER_V, BUFFERS };

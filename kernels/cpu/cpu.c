@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "kernels/cpu/pool.h"
+#include "kernels/pool.h"
 
 #define TABLES(variant)                                                                                            \
     extern const struct kernel_table cpu_table_fp32_##variant, cpu_table_bf16_##variant, cpu_table_fp16_##variant, \

@@ -193,7 +193,7 @@ int main(int count, char **arguments)
     spec.pad_vocab = (uint32_t)value_of("pad_vocab");
     spec.init_std = value_of("init_std");
     check(model_open(&model, &spec, (enum dtype)value_of("compute"), &error), &error);
-    check(model_initial_open(&initial, model, (uint64_t)value_of("seed"), NULL, &error), &error);
+    check(model_initial_open(&initial, model, (uint64_t)value_of("seed"), NULL, 1, &error), &error);
 
     size_t n = model->table.parameters, tensors = 2 * model->table.count + 3;
     double *parameters = calloc(n, sizeof *parameters);

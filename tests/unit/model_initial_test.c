@@ -41,7 +41,7 @@ static int read_all_in(enum dtype type, const Gacc__V1__ModelSection *spec, uint
     struct model_initial *initial = NULL;
     assert_int_equal(model_open(&model, spec, type, error), 0);
     assert_true(model->table.parameters <= room);
-    int rc = model_initial_open(&initial, model, seed, NULL, error);
+    int rc = model_initial_open(&initial, model, seed, NULL, 1, error);
     if (rc == 0) rc = model_initial_read(initial, 0, model->table.parameters, values, error);
     model_initial_close(initial);
     model_close(model);
@@ -56,7 +56,7 @@ static int read_all(const Gacc__V1__ModelSection *spec, uint64_t seed, double *v
 /* --- keyed numbers --------------------------------------------------------------------------------------------------
  */
 
-static void values_do_not_depend_on_how_the_range_is_cut(void **state)
+static void values_do_not_depend_on_the_cut_of_the_range_or_on_threads(void **state)
 {
     (void)state;
     enum { N = 1000 };
@@ -68,14 +68,16 @@ static void values_do_not_depend_on_how_the_range_is_cut(void **state)
     struct model_initial *initial;
     assert_int_equal(read_all(&spec, 7, whole, N, NULL), 0);
     assert_int_equal(model_open(&model, &spec, DTYPE_FP32, NULL), 0);
-    assert_int_equal(model_initial_open(&initial, model, 7, NULL, NULL), 0);
-    for (uint64_t step = 1; step < 300; step += 37)
-        for (uint64_t begin = 0; begin < model->table.parameters; begin += step) {
-            uint64_t end = begin + step < model->table.parameters ? begin + step : model->table.parameters;
-            assert_int_equal(model_initial_read(initial, begin, end, piece, NULL), 0);
-            assert_memory_equal(piece, whole + begin, (end - begin) * sizeof *piece);
-        }
-    model_initial_close(initial);
+    for (int threads = 1; threads < 5; threads++) {
+        assert_int_equal(model_initial_open(&initial, model, 7, NULL, threads, NULL), 0);
+        for (uint64_t step = 1; step < 1200; step += 37)
+            for (uint64_t begin = 0; begin < model->table.parameters; begin += step) {
+                uint64_t end = begin + step < model->table.parameters ? begin + step : model->table.parameters;
+                assert_int_equal(model_initial_read(initial, begin, end, piece, NULL), 0);
+                assert_memory_equal(piece, whole + begin, (end - begin) * sizeof *piece);
+            }
+        model_initial_close(initial);
+    }
     model_close(model);
 }
 
@@ -423,7 +425,7 @@ static void causal_masks_of_older_files_are_passed_over(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_do_not_depend_on_how_the_range_is_cut),
+        cmocka_unit_test(values_do_not_depend_on_the_cut_of_the_range_or_on_threads),
         cmocka_unit_test(normals_have_the_documented_mean_deviation_and_tails),
         cmocka_unit_test(biases_start_at_0_and_norms_at_1),
         cmocka_unit_test(uniform_values_stay_within_one_over_root_in),

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu/pool.h"
+#include "kernels/pool.h"
 
 enum { MOST = 5 };
 

@@ -3,8 +3,8 @@
  * for the gap between two kernels, and then sleeps: on a machine that is shared, threads that spin on for milliseconds,
  * as OpenMP's do, keep from the processor those they wait for.
  */
-#ifndef GACC_KERNELS_CPU_POOL_H
-#define GACC_KERNELS_CPU_POOL_H
+#ifndef GACC_KERNELS_POOL_H
+#define GACC_KERNELS_POOL_H
 
 struct pool;
 

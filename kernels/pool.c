@@ -1,4 +1,4 @@
-#include "kernels/cpu/pool.h"
+#include "kernels/pool.h"
 
 #include <pthread.h>
 #include <signal.h>
