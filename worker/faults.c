@@ -69,6 +69,25 @@ double fault_in_scale(const struct session *session, const struct step *step)
     return session->compute_type == DTYPE_FP16 ? OVERFLOWS_FP16 : (double)INFINITY;
 }
 
+static void without_dropout(struct pass *pass, const compute **in, const compute *out)
+{
+    (void)in, (void)out;
+    pass->feed.dropout_key = NULL;
+}
+
+static void from_output(struct pass *pass, const compute **in, const compute *out)
+{
+    (void)pass;
+    *in = out;
+}
+
+void fault_in_recomputation(const struct session *session, struct pass *pass)
+{
+    const enum plant plant = session->options.faults.plant;
+    if (plant == PLANT_RECOMPUTED_WITHOUT_DROPOUT) pass->recomputed_with = without_dropout;
+    if (plant == PLANT_RECOMPUTED_FROM_OUTPUT) pass->recomputed_with = from_output;
+}
+
 bool fault_loses_backward(const struct session *session, const struct step *step)
 {
     return session->options.faults.plant == PLANT_LAST_MICRO_BATCH_LOST &&

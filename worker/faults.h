@@ -23,6 +23,9 @@ enum plant {
     PLANT_LAST_MICRO_BATCH_LOST,   /* the last one of every rank adds no gradient */
     PLANT_ACCUMULATOR_ROUNDED,     /* the gradient is kept in the compute type between micro-batches */
     PLANT_REDUCED_PER_MICRO_BATCH, /* a reduce-scatter more for each */
+    /* How a block is recomputed. */
+    PLANT_RECOMPUTED_WITHOUT_DROPOUT, /* nothing is dropped then */
+    PLANT_RECOMPUTED_FROM_OUTPUT,     /* from what the block handed on, one block too far */
     /* What the verdict leads to. */
     PLANT_SKIP_APPLIES,   /* the update is made although the verdict is SKIP */
     PLANT_SKIPS_ALONE,    /* at SKIP only the ranks skip whose own shard is not finite */

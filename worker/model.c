@@ -265,6 +265,16 @@ void model_forward(const struct model *model, struct pass *pass, struct activati
     }
 }
 
+/* Once more what forward left in `saved` of stage i. */
+static void recompute(const struct model *model, size_t i, const struct pass *pass, const compute *in,
+                      struct activations *activations)
+{
+    const struct stage *stage = &model->stages[i];
+    struct pass again = *pass;
+    if (again.recomputed_with) again.recomputed_with(&again, &in, activations->stages[i].out);
+    stage->class->recompute(stage, &again, in, activations->stages[i].saved, activations->scratch);
+}
+
 void model_backward(const struct model *model, struct pass *pass, struct activations *activations)
 {
     assert(activations->backward && pass->gradients);
@@ -273,8 +283,7 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
         const struct stage *stage = &model->stages[i];
         const compute *in = i > 0 ? activations->stages[i - 1].out : NULL;
         void *saved = activations->stages[i].saved;
-        if (is_recomputed(stage) && activations->in_shared != stage)
-            stage->class->recompute(stage, pass, in, saved, activations->scratch);
+        if (is_recomputed(stage) && activations->in_shared != stage) recompute(model, i, pass, in, activations);
         stage->class->backward(stage, pass, i > 0 ? activations->gradient[(i - 1) % 2] : NULL,
                                i < last ? activations->gradient[i % 2] : NULL, in, saved, activations->scratch);
         if (pass->overlap.complete) pass->overlap.complete(pass->overlap.context, stage->begin);

@@ -70,6 +70,9 @@ struct pass {
     long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
     double *loss_sum;      /* [1] += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
     struct overlap overlap;
+    /* Changes what a stage is recomputed with: the pass, and *in, which may become `out`, what the stage handed on.
+     * NULL: what its forward had. Only a planted fault is here. */
+    void (*recomputed_with)(struct pass *pass, const compute **in, const compute *out);
 };
 
 struct stage;

@@ -174,6 +174,7 @@ void fault_in_batch(struct session *session);
 /* What the loss of the batch is divided by, and multiplied by. */
 long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor);
 double fault_in_scale(const struct session *session, const struct step *step);
+void fault_in_recomputation(const struct session *session, struct pass *pass);
 bool fault_loses_backward(const struct session *session, const struct step *step);
 int fault_after_micro_batch(struct session *session, const struct step *step, struct error *error);
 int fault_after_window(struct session *session, const struct step *step, struct error *error);

@@ -127,6 +127,7 @@ struct pass window_pass(struct session *session, const struct step *step)
     pass.gradients = session->gradients;
     pass.averaging = averaging;
     pass.feed.dropout_key = feed_of(batch, session->feed).dropout_key;
+    fault_in_recomputation(session, &pass);
     return pass;
 }
 

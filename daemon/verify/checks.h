@@ -48,9 +48,11 @@ enum check_index {
 void check_run(enum check_index index, struct suite *suite, struct check *check);
 
 /* The trials in which faults show, as the checks have them; for controls.c. False: this job has none such; *why. */
-bool checks_plain(struct suite *suite, struct variant *variant, const char **why);    /* fp32, two ranks */
-bool checks_dropout(struct suite *suite, struct variant *variant, const char **why);  /* … with dropout */
-bool checks_short(struct suite *suite, struct variant *variant, const char **why);    /* a short batch between */
+bool checks_plain(struct suite *suite, struct variant *variant, const char **why);   /* fp32, two ranks */
+bool checks_dropout(struct suite *suite, struct variant *variant, const char **why); /* … with dropout */
+bool checks_short(struct suite *suite, struct variant *variant, const char **why);   /* a short batch between */
+/* The job's own type, recomputing as the job does. */
+bool checks_recomputed(struct suite *suite, struct variant *variant, const char **why);
 bool checks_rounded(struct suite *suite, struct variant *variant, const char **why);  /* bf16, one sequence at a time */
 bool checks_scaled(struct suite *suite, struct variant *variant, const char **why);   /* fp16, clipped, growing */
 bool checks_overflow(struct suite *suite, struct variant *variant, const char **why); /* fp16, skipped, then applied */

@@ -1,4 +1,5 @@
 /* What a window may not do: write parameters, communicate, grow with K. */
+#include "daemon/verify/checks.h"
 #include "daemon/verify/checks_internal.h"
 
 #include <inttypes.h>
@@ -85,13 +86,34 @@ int check_memory(struct suite *suite, struct check *check, struct error *error)
     return 0;
 }
 
-/* The job's own type and dropout: what is recomputed is what was there. */
+/* The job's own type and dropout, on some ranks. */
+static int of_recomputing(struct suite *suite, struct variant *variant, struct error *error)
+{
+    *variant = variant_split(suite, suite->job->precision->compute, suite_ranks(suite));
+    return variant->compute == FP16 ? yardstick_scale(suite, &variant->loss_scale, error) : 0;
+}
+
+static const char *const keeps = "the job keeps its activations";
+
+static bool recomputes(const struct suite *suite)
+{
+    return suite->job->recompute == GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK;
+}
+
+bool checks_recomputed(struct suite *suite, struct variant *variant, const char **why)
+{
+    struct error unused;
+    *why = recomputes(suite) ? "the probe overflows in fp16 at every loss scale" : keeps;
+    return recomputes(suite) && !of_recomputing(suite, variant, &unused) &&
+           (variant->compute != FP16 || variant->loss_scale > 0);
+}
+
+/* What is recomputed is what was there. */
 int check_recompute(struct suite *suite, struct check *check, struct error *error)
 {
-    if (suite->job->recompute != GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK)
-        return check_skip(check, "the job keeps its activations");
-    struct variant variant = variant_split(suite, suite->job->precision->compute, suite_ranks(suite));
-    int result = variant.compute == FP16 ? yardstick_scale(suite, &variant.loss_scale, error) : 0;
+    if (!recomputes(suite)) return check_skip(check, keeps);
+    struct variant variant;
+    int result = of_recomputing(suite, &variant, error);
     if (result || (variant.compute == FP16 && check_is_beyond_fp16(suite, variant.loss_scale, check))) return result;
     struct variant kept = variant;
     kept.keeps_activations = 1;

@@ -1,6 +1,7 @@
 """Recomputed activations change no bit (H4): neither a loss, a norm, a skip nor a parameter; only memory and time."""
 import json
 import os
+import re
 
 import harness
 import toys
@@ -66,16 +67,32 @@ class Recompute(toys.Training):
         self.assertEqual([change["key"] for change in again["changes"]], ["job.steps", "recompute"])
         self.check_same_model(out, whole)
 
-    def test_verify_shows_it(self):
-        """On the job's own model; on all others it says why not."""
-        job = gpt("block", compute="bf16")
+    def verify(self, job):
+        """The check's line, and what is said of each planted fault of recomputation."""
         job["data"]["train"] = "data"
         self.write("data", TEXT)
         self.write("job.yaml", json.dumps(job))
         done = self.call(harness.GACCD, "verify", "job.yaml", "--output", "verified", limit=120)
         self.assertEqual(done.status, 0, done.out)
-        (line,) = [line for line in done.out.splitlines() if line.startswith("recompute: changes no bit")]
-        self.assertRegex(line, r" 0 +0 +pass$")
+        lines = done.out.splitlines()
+        (check,) = [line for line in lines if line.startswith("recompute: changes no bit")]
+        return check, dict(re.split(r"  +", line, 1) for line in lines if line.startswith("recomputed "))
+
+    def test_verify_shows_it(self):
+        """On the job's own model and type; that a block is recomputed from anything else it notices."""
+        for compute in ("bf16", "fp16"):
+            check, planted = self.verify(gpt("block", compute=compute))
+            self.assertRegex(check, r" 0 +0 +pass$")
+            self.assertEqual(planted, {"recomputed without dropout": "recompute: changes no bit",
+                                       "recomputed from the next block's input": "recompute: changes no bit"})
+
+    def test_verify_says_why_not(self):
+        _, planted = self.verify(gpt("block", dropout=0, compute="fp32"))
+        self.assertRegex(planted["recomputed without dropout"], "^skipped: nothing is dropped")
+        self.assertEqual(planted["recomputed from the next block's input"], "recompute: changes no bit")
+        check, planted = self.verify(gpt("none", compute="fp32"))
+        self.assertIn("skipped: the job keeps its activations", check)
+        self.assertEqual(set(planted.values()), {"skipped: the job keeps its activations"})
 
     def test_models_without_blocks_refuse_it(self):
         self.write("data", "x0,y0\n1,1\n")
