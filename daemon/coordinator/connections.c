@@ -17,8 +17,11 @@
  * it sends do not pile up. Watchers and operations have caps of their own (WATCHERS_MAX, OPERATIONS_MAX). */
 #define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
 #define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
-#define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (LINE_BUFFER_BYTES) */
-#define STRANGER_MILLISECONDS 1000
+#define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
+/* A connection that is idle keeps its place, where others want one, for so long: one that has said nothing yet, and any
+ * other. */
+#define SILENT_MILLISECONDS 100
+#define IDLE_MILLISECONDS 1000
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
 #define KEEP_ALIVE_MILLISECONDS 60000 /* between two requests of HTTP/1.1 */
@@ -37,7 +40,7 @@ struct connection {
     size_t first_length;
     enum trust trust;
     uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
-    bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
+    bool has_spoken, is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
@@ -159,8 +162,8 @@ static void flush(struct connection *connection)
             return;
         }
     }
-    if (any && owner->drained) owner->drained(owner->context);
     if (connection->is_writing) return;
+    if (any && owner->drained) owner->drained(owner->context);
     if (connection->is_failed || wants_close(connection)) close_connection(connection);
 }
 
@@ -248,6 +251,7 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
         close_connection(connection);
         return;
     }
+    connection->has_spoken = true;
     connection->heard = uv_now(connection->owner->loop);
     struct error error;
     if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
@@ -281,22 +285,49 @@ static bool is_idle(const struct connection *connection)
     return connection->is_stranger || !connection->rpc || rpc_calls(connection->rpc) == 0;
 }
 
-/* Whoever is idle cannot keep the job's own processes out: who comes takes the place of the one that has been silent
- * longest, and has had its time to ask. Until there is one, newcomers wait in the socket's queue. */
-static bool must_wait(struct connections *connections)
+/* uv_now from when on it makes room for another. */
+static uint64_t displaceable(const struct connection *connection)
 {
+    const uint64_t since = connection->is_stranger ? connection->opened : connection->heard;
+    return since + (connection->has_spoken ? IDLE_MILLISECONDS : SILENT_MILLISECONDS);
+}
+
+/* A client that is beginning a call just now learns that it has to begin it again elsewhere. */
+static void displace(struct connection *connection)
+{
+    if (connection->rpc) rpc_terminate(connection->rpc);
+    if (connection->rpc && !connection->is_writing) flush(connection);
+    close_connection(connection);
+}
+
+static void on_room(uv_timer_t *timer);
+
+/* libuv accepts no more from a listener until uv_accept is called. */
+static void wait_for_room(struct listener *listener, uint64_t milliseconds)
+{
+    struct connections *connections = listener->connections;
+    listener->is_waiting = true;
+    listener->next_waiting = connections->waiting;
+    connections->waiting = listener;
+    uv_timer_start(&connections->room, on_room, milliseconds, 0);
+}
+
+/* Whoever is idle cannot keep the job's own processes out: who comes takes the place of the one that has been idle
+ * longest, and has had its time to ask. Until there is one, newcomers wait in the socket's queue. */
+static bool must_wait(struct listener *listener)
+{
+    struct connections *connections = listener->connections;
     if (connections->count < connections->maximum) return false;
-    struct connection *oldest = NULL;
-    for (struct connection *each = connections->all; each; each = each->next) {
-        if (!is_idle(each)) continue;
-        const uint64_t since = each->is_stranger ? each->opened : each->heard;
-        if (!oldest || since <= (oldest->is_stranger ? oldest->opened : oldest->heard)) oldest = each;
-    }
-    if (!oldest) return false;
-    const uint64_t since = oldest->is_stranger ? oldest->opened : oldest->heard;
-    if (uv_now(connections->loop) - since < STRANGER_MILLISECONDS) return true;
-    close_connection(oldest);
-    return false;
+    struct connection *first = NULL;
+    for (struct connection *each = connections->all; each; each = each->next)
+        if (is_idle(each) && (!first || displaceable(each) <= displaceable(first))) first = each;
+    if (!first) return false;
+    const uint64_t now = uv_now(connections->loop), at = displaceable(first);
+    if (now < at)
+        wait_for_room(listener, at - now);
+    else
+        displace(first);
+    return now < at;
 }
 
 /* Slow heads, strangers that stay, keep-alive without end. */
@@ -342,9 +373,12 @@ static void on_connection(uv_stream_t *stream, int status)
     if (status < 0) return;
     struct listener *listener = stream->data;
     struct connections *owner = listener->connections;
-    if ((listener->is_waiting = must_wait(owner))) return; /* libuv accepts no more until uv_accept is called */
+    if (listener->is_waiting || must_wait(listener)) return;
     struct connection *connection = calloc(1, sizeof *connection);
-    if (!connection) return;
+    if (!connection) {
+        wait_for_room(listener, IDLE_MILLISECONDS);
+        return;
+    }
     connection->owner = owner;
     connection->trust = listener->trust;
     connection->is_stranger = true;
@@ -371,6 +405,19 @@ static void on_connection(uv_stream_t *stream, int status)
     uv_read_start(&connection->stream, give_buffer, on_read);
 }
 
+static void on_room(uv_timer_t *timer)
+{
+    struct connections *connections = timer->data;
+    struct listener *waiting = connections->waiting;
+    connections->waiting = NULL;
+    while (waiting) {
+        struct listener *listener = waiting;
+        waiting = listener->next_waiting;
+        listener->is_waiting = false;
+        on_connection(&listener->stream, 0);
+    }
+}
+
 int connections_init(struct connections *connections, uv_loop_t *loop, const struct rpc_method *methods, void *context,
                      uint32_t maximum, struct error *error)
 {
@@ -381,12 +428,14 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
     connections->refused = NULL;
     connections->maximum = maximum;
     connections->all = connections->dirty = NULL;
+    connections->waiting = NULL;
     connections->count = 0;
     int status = uv_prepare_init(loop, &connections->flush);
     if (!status) status = uv_prepare_start(&connections->flush, flush_all);
     if (!status) status = uv_timer_init(loop, &connections->deadline);
+    if (!status) status = uv_timer_init(loop, &connections->room);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
-    connections->flush.data = connections->deadline.data = connections;
+    connections->flush.data = connections->deadline.data = connections->room.data = connections;
     connections->is_draining = false;
     return 0;
 }
@@ -400,21 +449,22 @@ int connections_listen(struct connections *connections, struct listener *listene
     return uv_listen(&listener->stream, 1024, on_connection);
 }
 
-void connections_retry(struct listener *listener)
-{
-    if (listener->is_waiting) on_connection(&listener->stream, 0);
-}
-
 void connections_close(struct connections *connections)
 {
     while (connections->all) close_connection(connections->all);
     uv_close((uv_handle_t *)&connections->deadline, NULL);
+    uv_close((uv_handle_t *)&connections->room, NULL);
     uv_close((uv_handle_t *)&connections->flush, NULL);
 }
 
 void connection_wake(struct rpc_call *call)
 {
     mark_dirty(rpc_connection_user(rpc_call_connection(call)));
+}
+
+void connection_flush(struct rpc_call *call)
+{
+    flush(rpc_connection_user(rpc_call_connection(call)));
 }
 
 int connection_descriptor(const struct rpc_call *call)

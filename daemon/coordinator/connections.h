@@ -33,6 +33,7 @@ struct listener {
     struct connections *connections;
     enum trust trust;
     bool is_waiting; /* somebody has connected for whom there is no room yet */
+    struct listener *next_waiting;
 };
 
 struct connections {
@@ -40,6 +41,8 @@ struct connections {
     uv_prepare_t flush;
     uv_timer_t deadline;    /* of the next call whose time is over */
     uint64_t next_deadline; /* uv_now */
+    uv_timer_t room;        /* until somebody can make room for those who wait */
+    struct listener *waiting;
     bool is_draining;
     const struct rpc_method *methods;
     void *context; /* of the methods, and of http */
@@ -47,7 +50,7 @@ struct connections {
      * connections_listen. */
     bool (*http)(const struct http_request *request, struct http_answer *answer, enum trust trust, int fd,
                  void *context);
-    void (*drained)(void *context); /* output has left: those who wait for room may go on. May be NULL */
+    void (*drained)(void *context); /* all output of a connection has left, and there was some. May be NULL */
     /* A peer on socket fd that did not come to a call. May be NULL. */
     void (*refused)(void *context, int fd, const char *why);
     struct connection *all, *dirty;
@@ -59,8 +62,6 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
                      uint32_t maximum, struct error *error);
 /* Every peer that comes through the listener gets `trust`. Returns what uv_listen returns. */
 int connections_listen(struct connections *connections, struct listener *listener, enum trust trust);
-/* Every now and then, so that who waits gets in. */
-void connections_retry(struct listener *listener);
 /* Every now and then: who is too slow, or has been silent too long, is closed. */
 void connections_tick(struct connections *connections);
 /* The end is near: calls that run go on to their end, new ones are refused (GOAWAY), but for ranks. */
@@ -70,6 +71,8 @@ void connections_close(struct connections *connections);
 
 /* After queueing on this call: the output of its connection leaves before the loop waits again. */
 void connection_wake(struct rpc_call *call);
+/* At once: the call may be gone afterwards. Not in a call's callback. */
+void connection_flush(struct rpc_call *call);
 enum trust connection_trust(const struct rpc_call *call);
 /* Of its socket, to be asked about the peer and nothing else; −1: it is closed. */
 int connection_descriptor(const struct rpc_call *call);

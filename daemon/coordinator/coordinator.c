@@ -24,7 +24,7 @@
 static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coordinator_note) <= PIPE_BUF,
               "written to the pipe whole");
 
-#define OPERATORS_MAX 64 /* connections beside the ranks' */
+#define OPERATORS_MAX 256 /* connections beside the ranks': more than there can be watchers */
 /* Once rank 0's process is gone: the ranks' time to go, and the watchers' to read the last steps. */
 #define LINGER_MILLISECONDS 3000
 #define WATCHERS_LINGER_MILLISECONDS 1000
@@ -232,11 +232,10 @@ static void on_tick(uv_timer_t *timer)
         lock_renew(coordinator->directory.path);
     }
     connections_tick(&coordinator->connections);
-    for (unsigned i = 0; i < coordinator->listeners.count; i++) connections_retry(&coordinator->listeners.each[i]);
     if (!coordinator->rank_0_gone) return;
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
     const bool ranks = !workers_all_gone(coordinator) && waited < LINGER_MILLISECONDS;
-    const bool watchers = coordinator->watchers && waited < WATCHERS_LINGER_MILLISECONDS;
+    const bool watchers = coordinator->watching.count && waited < WATCHERS_LINGER_MILLISECONDS;
     if (!ranks && !watchers && !saver_is_committing(coordinator->saver)) uv_stop(&coordinator->loop);
 }
 
@@ -261,7 +260,7 @@ static void give_small_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *b
 {
     (void)suggested;
     struct coordinator *coordinator = handle->data;
-    *buffer = uv_buf_init(coordinator->line_buffer, LINE_BUFFER_BYTES);
+    *buffer = uv_buf_init(coordinator->last_words, sizeof coordinator->last_words);
 }
 
 static void on_refused(void *coordinator, int fd, const char *why)
@@ -276,15 +275,14 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     if (!status) status = uv_pipe_init(loop, &coordinator->life, 0);
     if (!status) status = uv_pipe_open(&coordinator->life, life);
     if (!status) status = uv_timer_init(loop, &coordinator->tick);
-    if (!status) status = uv_idle_init(loop, &coordinator->catch_up);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
-    coordinator->life.data = coordinator->tick.data = coordinator->catch_up.data = coordinator;
+    coordinator->life.data = coordinator->tick.data = coordinator;
     coordinator->started = coordinator->checked = uv_now(loop);
     uv_read_start((uv_stream_t *)&coordinator->life, give_small_buffer, on_life);
     uv_timer_start(&coordinator->tick, on_tick, 250, 250);
     status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
                               coordinator->options->ranks + OPERATORS_MAX, error);
-    coordinator->connections.drained = watchers_feed;
+    coordinator->connections.drained = watchers_have_room;
     coordinator->connections.refused = on_refused;
     coordinator->connections.http = http_service_answer;
     return status;
@@ -354,13 +352,11 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
     coordinator->started_unix_seconds = coordinator_unix_seconds();
     coordinator->workers = calloc(options->ranks, sizeof *coordinator->workers);
     coordinator->silences = calloc(options->ranks, sizeof *coordinator->silences);
-    coordinator->line_buffer = malloc(LINE_BUFFER_BYTES);
-    if (!coordinator->workers || !coordinator->silences || !coordinator->line_buffer)
-        return error_set(error, STATUS_INTERNAL, "out of memory");
+    if (!coordinator->workers || !coordinator->silences) return error_set(error, STATUS_INTERNAL, "out of memory");
     say_opening(coordinator);
     int status;
     if ((status = make_secrets(coordinator, error)) || (status = descriptors_open(&coordinator->descriptors, error)) ||
-        (status = open_loop(coordinator, life, error)) ||
+        (status = open_loop(coordinator, life, error)) || (status = watchers_open(coordinator, error)) ||
         (status = listeners_open(&coordinator->listeners, &coordinator->connections, options->job->control,
                                  options->one_host, &coordinator->leftovers, error)))
         return status;
@@ -433,7 +429,7 @@ static void close_all(struct coordinator *coordinator)
     free(coordinator->workers);
     free(coordinator->silences);
     descriptors_close(coordinator->descriptors);
-    free(coordinator->line_buffer);
+    watchers_close(coordinator);
 }
 
 /* A job that an earlier start has finished: its ranks still meet to end together, and may die on the way. */

@@ -14,10 +14,10 @@
 #include "daemon/coordinator/listeners.h"
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/coordinator/saver.h"
+#include "daemon/coordinator/watching.h"
 #include "daemon/core/silence.h"
 
 struct operation;
-struct watcher;
 struct health_watcher;
 struct descriptors;
 
@@ -29,7 +29,6 @@ struct coordinator {
     uv_pipe_t life; /* from rank 0's process */
     int notes;      /* to it */
     uv_timer_t tick;
-    uv_idle_t catch_up; /* while a watcher has old steps to read */
     struct connections connections;
     struct listeners listeners;
     struct leftovers leftovers;
@@ -55,10 +54,10 @@ struct coordinator {
     uint32_t joined;              /* ranks that ever were */
     struct operation *operations; /* calls that were accepted and are to be answered, the oldest first */
     uint32_t operation_count;
-    struct watcher *watchers;
+    struct watching watching;
     struct health_watcher *health_watchers;
     struct descriptors *descriptors; /* for reflection */
-    char *line_buffer;               /* [LINE_BUFFER_BYTES], for watchers */
+    char last_words[512];            /* of rank 0 */
 
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */
@@ -70,9 +69,6 @@ struct coordinator {
     uint64_t next_progress, next_renewal; /* uv_now */
     bool is_locked;                       /* lock.json is ours */
 };
-
-#define LINE_BUFFER_BYTES (1u << 20)
-#define WATCHERS_MAX 64
 
 /* Seconds, as the conductor takes them. */
 static inline double coordinator_now(void)
@@ -136,10 +132,16 @@ Gacc__V1__Status *coordinator_status(struct coordinator *coordinator);
 /* Negative: it does not fit the queue. */
 int control_send(struct rpc_call *call, const ProtobufCMessage *message);
 void get_status_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
+
+/* watching.c: WatchSteps */
+int watchers_open(struct coordinator *coordinator, struct error *error);
+void watchers_close(struct coordinator *coordinator);
 void watch_steps_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);
 void watch_steps_gone(struct rpc_call *call, void *context);
-/* The log has grown, or there is room in a connection: sends what watchers have not seen. */
-void watchers_feed(void *coordinator);
+/* The log has grown, or is whole: watchers will hear of it. */
+void watchers_feed(struct coordinator *coordinator);
+/* Output has left: so will those who waited for that. */
+void watchers_have_room(void *coordinator);
 
 /* health_service.c: grpc.health.v1.Health */
 void health_check_message(struct rpc_call *call, const uint8_t *message, size_t length, void *context);

@@ -141,6 +141,11 @@ int rpc_call_send(struct rpc_call *call, const uint8_t *message, size_t length)
     return 0;
 }
 
+size_t rpc_call_queued(const struct rpc_call *call)
+{
+    return byte_queue_length(&call->queue);
+}
+
 void call_end_body(struct rpc_call *call)
 {
     call->local_ended = true;

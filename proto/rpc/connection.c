@@ -310,6 +310,12 @@ size_t rpc_calls(const struct rpc_connection *connection)
     return count;
 }
 
+void rpc_terminate(struct rpc_connection *connection)
+{
+    if (connection->closing || connection->failed) return;
+    connection_check(connection, nghttp2_session_terminate_session(connection->session, NGHTTP2_NO_ERROR));
+}
+
 void rpc_ping(struct rpc_connection *connection)
 {
     if (connection->closing) return;

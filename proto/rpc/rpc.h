@@ -120,6 +120,8 @@ struct rpc_call *rpc_call_begin(struct rpc_connection *connection, const struct 
 /* Queues one message (copied). Returns −1 and queues nothing when the queue is full, memory is short, or the call is
  * over. */
 int rpc_call_send(struct rpc_call *call, const uint8_t *message, size_t length);
+/* Bytes of such messages, with their frames, that have not come out of rpc_output yet. */
+size_t rpc_call_queued(const struct rpc_call *call);
 void rpc_call_half_close(struct rpc_call *call); /* client: no more messages */
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code,
                      const char *text); /* server: trailers, after what is queued */
@@ -136,6 +138,9 @@ void rpc_connection_set_user(struct rpc_connection *connection, void *user);
 void *rpc_connection_user(const struct rpc_connection *connection);
 /* Server: no new calls (GOAWAY, in two steps as RFC 9113 6.8 advises), running ones go on; then rpc_wants_close. */
 void rpc_drain(struct rpc_connection *connection);
+/* The end, once what rpc_output has is written: the peer hears which calls were not begun (GOAWAY), and may begin them
+ * elsewhere. */
+void rpc_terminate(struct rpc_connection *connection);
 
 /* Base64 as -bin metadata carries it. Encode writes 4·⌈length/3⌉ characters and a NUL. Decode takes padded and unpadded
  * text and returns the number of bytes, −1 when the text is malformed or longer than `capacity` bytes. */

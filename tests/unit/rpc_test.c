@@ -464,6 +464,39 @@ static void test_draining_lets_running_calls_finish_and_then_wants_to_close(void
     link_close(&link);
 }
 
+/* 14 is UNAVAILABLE: it may be begun again elsewhere. */
+static void test_a_call_that_meets_a_terminated_connection_was_not_begun(void **state)
+{
+    (void)state;
+    struct link link;
+    link_open(&link);
+    run(&link);
+    rpc_terminate(link.server);
+    struct rpc_call *call = rpc_call_begin(link.client, &echo, &link, NULL, 0);
+    send_text(call, "too late");
+    run(&link);
+    assert_string_equal(link.heard_by_client, "status 14 REFUSED_STREAM ");
+    assert_string_equal(link.heard_by_server, "");
+    assert_true(rpc_wants_close(link.server));
+    assert_true(rpc_wants_close(link.client));
+    link_close(&link);
+}
+
+static void test_what_is_queued_is_counted_until_it_leaves(void **state)
+{
+    (void)state;
+    struct link link;
+    link_open(&link);
+    rpc_call_begin(link.client, &manual, &link, NULL, 0);
+    run(&link);
+    send_text(link.server_call, "five.");
+    send_text(link.server_call, "");
+    assert_int_equal(rpc_call_queued(link.server_call), 5 + 5 + 5);
+    run(&link);
+    assert_int_equal(rpc_call_queued(link.server_call), 0);
+    link_close(&link);
+}
+
 static void test_a_call_begun_while_the_notice_travels_is_still_served(void **state)
 {
     (void)state;
@@ -585,6 +618,8 @@ int main(void)
         cmocka_unit_test(test_half_received_messages_share_one_budget),
         cmocka_unit_test(test_a_call_that_waits_for_a_stream_ends_with_the_drain),
         cmocka_unit_test(test_draining_lets_running_calls_finish_and_then_wants_to_close),
+        cmocka_unit_test(test_a_call_that_meets_a_terminated_connection_was_not_begun),
+        cmocka_unit_test(test_what_is_queued_is_counted_until_it_leaves),
         cmocka_unit_test(test_a_call_begun_while_the_notice_travels_is_still_served),
         cmocka_unit_test(test_closing_tells_every_call_once),
         cmocka_unit_test(test_calls_beyond_the_stream_limit_wait_their_turn),

@@ -1,0 +1,101 @@
+"""WatchSteps with as many watchers as there may be, and with lines of any length."""
+import json
+import os
+import selectors
+import signal
+import time
+
+import grpc
+
+import harness
+import http2
+from stubs import control_pb2, control_pb2_grpc
+
+WATCHERS = 64
+MESSAGE_CPU = 5e-6  # seconds of the coordinator, for a message to one watcher
+
+
+def cpu_of(pid):
+    """Seconds of all its threads."""
+    return sum(int(harness.read_proc(pid, f"task/{thread}/schedstat").split()[0]) for thread in os.listdir(f"/proc/{pid}/task")) * 1e-9
+
+
+class Watching(harness.Scenario):
+    def tearDown(self):
+        for running in self.running:
+            if running.process.poll() is None:
+                os.kill(running.ranks()[1], signal.SIGKILL)
+                running.wait(20)
+        super().tearDown()
+
+    def watchers(self, running, count, request):
+        selector = selectors.DefaultSelector()
+        for _ in range(count):
+            watcher = http2.Watcher(running.connection()["endpoint"], request.SerializeToString())
+            watcher.records = 0
+            selector.register(watcher.sock, selectors.EVENT_READ, watcher)
+            self.addCleanup(watcher.close)
+        return selector, [key.data for key in selector.get_map().values()]
+
+    def last_step(self, running):
+        with grpc.insecure_channel(running.connection()["endpoint"]) as channel:
+            return control_pb2_grpc.ControlStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=20).step
+
+    def read(self, selector, seconds):
+        buffer, messages, end = bytearray(1 << 20), 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            for key, _ in selector.select(0.05):
+                count = key.data.take(buffer)
+                key.data.records += count
+                messages += count
+        return messages
+
+    def test_64_watchers_miss_nothing_and_cost_five_microseconds_a_message_at_most(self):
+        job, text = harness.tape(steps=10**9)
+        self.write("tape.csv", text)
+        running = self.start(job).until_step(50)
+        pid = running.connection()["pid"]
+        selector, watchers = self.watchers(running, WATCHERS, control_pb2.WatchStepsRequest(from_step=40))
+        self.read(selector, 0.5)
+        began, before = cpu_of(pid), self.last_step(running)
+        messages = self.read(selector, 2)
+        each = (cpu_of(pid) - began) / messages  # what the steps cost by themselves included
+        self.assertGreaterEqual(messages, WATCHERS * (self.last_step(running) - before) / 2)
+        self.assertLess(each, MESSAGE_CPU * harness.SLOWER)
+        log = running.log("step")
+        for watcher in watchers:  # from 40 on, each step once
+            record = control_pb2.StepRecord.FromString(watcher.last)
+            self.assertEqual(record.step, 39 + watcher.records)
+            self.assertEqual(json.loads(record.json), log[record.step - 1])
+
+    def test_one_more_is_refused(self):
+        job, text = harness.tape(steps=10**9)
+        self.write("tape.csv", text)
+        running = self.start(job).until_step(1)
+        self.read(self.watchers(running, WATCHERS, control_pb2.WatchStepsRequest())[0], 0.5)
+        with grpc.insecure_channel(running.connection()["endpoint"]) as channel:
+            with self.assertRaises(grpc.RpcError) as caught:
+                next(control_pb2_grpc.ControlStub(channel).WatchSteps(control_pb2.WatchStepsRequest(), timeout=10))
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    def test_lines_of_any_length(self):
+        """A skip names all sequences of its micro-batch: 0.1 MiB are sent, 1 MiB and more are left out, and the others are not affected."""
+        for rows, odd in ((3000, [1, 3, 5]), (30000, [])):
+            job, text = harness.tape(steps=3, rows=[(1, "inf", 1)] + [(1, 1, 1)] * (2 * rows - 1))
+            job["batch"] = {"global": rows, "micro": rows}
+            self.write("tape.csv", text)
+            running = self.start(job, ranks=0, output=f"run{rows}")
+            harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
+            with grpc.insecure_channel(running.connection()["endpoint"]) as channel:
+                stub = control_pb2_grpc.ControlStub(channel)
+                records = list(stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60 * harness.SLOWER))
+            self.assertEqual(running.wait().status, 0)
+            self.assertEqual([record.step for record in records], sorted(odd + [2, 4, 6]))
+            log = running.log("step")
+            self.assertEqual([record["verdict"] for record in log], ["skip", "apply"] * 3)
+            for record in records:
+                self.assertEqual(json.loads(record.json), log[record.step - 1])
+
+
+if __name__ == "__main__":
+    harness.main()
