@@ -158,7 +158,8 @@ struct kernel_table {
     void (*linear_backward_input)(struct kernels *, compute *dx, compute *activated, const compute *dy,
                                   const compute *w, const compute *pre, struct linear_shape shape,
                                   enum activation activation);
-    /* dw += xᵀ·dy in W's layout, dbias += column sums of dy (NULL: none); both wide, never rounded to compute. */
+    /* dw += xᵀ·dy in W's layout, dbias += column sums of dy; both wide, never rounded to compute, and either NULL where
+     * nobody wants it. */
     void (*linear_backward_weight)(struct kernels *, wide *dw, wide *dbias, const compute *dy, const compute *x,
                                    struct linear_shape shape);
 
@@ -175,6 +176,7 @@ struct kernel_table {
     /* --- embedding: out[batch,context,width] = wte[token] + wpe[position] ------------------------------------- */
     void (*embedding_forward)(struct kernels *, compute *out, const int32_t *tokens, const compute *wte,
                               const compute *wpe, size_t batch, size_t context, size_t width);
+    /* dwte, dwpe +=; either may be NULL. */
     void (*embedding_backward)(struct kernels *, wide *dwte, wide *dwpe, const compute *dout, const int32_t *tokens,
                                size_t batch, size_t context, size_t width);
 
@@ -184,7 +186,7 @@ struct kernel_table {
     void (*layernorm_forward)(struct kernels *, compute *y, compute *sum, wide *mean, wide *rstd, const compute *x,
                               const compute *residual, const compute *weight, const compute *bias, size_t rows,
                               size_t width);
-    /* dx = (dresidual or 0) + d/dx; x is what was normalised. dx may be dresidual. dweight, dbias +=. dbias may be
+    /* dx = (dresidual or 0) + d/dx; x is what was normalised. dx may be dresidual. dweight, dbias +=; either may be
      * NULL. */
     void (*layernorm_backward)(struct kernels *, compute *dx, const compute *dresidual, wide *dweight, wide *dbias,
                                const compute *dy, const compute *x, const wide *mean, const wide *rstd,

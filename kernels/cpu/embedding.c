@@ -45,6 +45,11 @@ void cpu_embedding_forward(struct kernels *kernels, compute *out, const int32_t 
     cpu_spread(kernels, forward_rows, &e, e.rows, 8);
 }
 
+static void add_to(real *sum, const real *d, size_t n)
+{
+    SIMD for (size_t i = 0; i < n; i++) sum[i] += d[i];
+}
+
 static void backward_columns(const void *arguments, struct cpu_share share)
 {
     const struct embedding *e = arguments;
@@ -53,13 +58,8 @@ static void backward_columns(const void *arguments, struct cpu_share share)
         const size_t n = smaller(CHUNK, share.end - c);
         for (size_t r = 0; r < e->rows; r++) {
             const real *d = widen(buffer, e->dout + r * e->width + c, n);
-            real *token = e->dwte + (size_t)e->tokens[r] * e->width + c;
-            real *position = e->dwpe + r % e->context * e->width + c;
-            SIMD for (size_t i = 0; i < n; i++)
-            {
-                token[i] += d[i];
-                position[i] += d[i];
-            }
+            if (e->dwte) add_to(e->dwte + (size_t)e->tokens[r] * e->width + c, d, n);
+            if (e->dwpe) add_to(e->dwpe + r % e->context * e->width + c, d, n);
         }
     }
 }
@@ -74,5 +74,5 @@ void cpu_embedding_backward(struct kernels *kernels, wide *dwte, wide *dwpe, con
                                 .rows = batch * context,
                                 .context = context,
                                 .width = width};
-    cpu_spread(kernels, backward_columns, &e, width, 16);
+    if (dwte || dwpe) cpu_spread(kernels, backward_columns, &e, width, 16);
 }

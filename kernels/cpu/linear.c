@@ -230,7 +230,7 @@ void cpu_linear_backward_weight(struct kernels *kernels, wide *dw, wide *dbias, 
     struct weight_product p = {dw, x, dy, shape.rows, shape.in, shape.out, shape.in, stride};
     if (shape.layout == WEIGHT_OUT_IN)
         p = (struct weight_product){dw, dy, x, shape.rows, shape.out, shape.in, stride, shape.in};
-    cpu_spread(kernels, weight_rows, &p, p.m, 16);
+    if (dw) cpu_spread(kernels, weight_rows, &p, p.m, 16);
     const struct bias_sums sums = {dbias, dy, shape.rows, stride};
     if (dbias) cpu_spread(kernels, bias_columns, &sums, shape.out, 16);
 }

@@ -193,9 +193,8 @@ static void backward_columns(const void *arguments, struct cpu_share share)
                 bias_sum[i] += d[i];
             }
         }
-        SIMD for (size_t i = 0; i < n; i++) b->dweight[c + i] += weight_sum[i];
-        if (!b->dbias) continue;
-        SIMD for (size_t i = 0; i < n; i++) b->dbias[c + i] += bias_sum[i];
+        if (b->dweight) SIMD for (size_t i = 0; i < n; i++) b->dweight[c + i] += weight_sum[i];
+        if (b->dbias) SIMD for (size_t i = 0; i < n; i++) b->dbias[c + i] += bias_sum[i];
     }
 }
 
@@ -204,6 +203,6 @@ void cpu_layernorm_backward(struct kernels *kernels, compute *dx, const compute 
                             const compute *weight, size_t rows, size_t width)
 {
     const struct backward b = {dx, dresidual, dweight, dbias, dy, x, mean, rstd, weight, rows, width};
-    cpu_spread(kernels, backward_columns, &b, width, 16);
+    if (dweight || dbias) cpu_spread(kernels, backward_columns, &b, width, 16);
     cpu_spread(kernels, backward_rows, &b, width > 0 ? rows : 0, 8);
 }

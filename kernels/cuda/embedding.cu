@@ -133,11 +133,13 @@ static void embedding_backward(struct kernels *kernels, wide *dwte, wide *dwpe, 
     if (rows == 0 || width == 0) return;
     const auto run = [&](auto positions, auto by_token, size_t columns) {
         const size_t pieces = width / columns;
-        start(cuda, "embedding_backward", positions, blocks_for(cuda, context * pieces, THREADS), THREADS, 0,
-              static_cast<real<T> *>(dwpe), static_cast<const T *>(dout), batch, context, width);
+        if (dwpe)
+            start(cuda, "embedding_backward", positions, blocks_for(cuda, context * pieces, THREADS), THREADS, 0,
+                  static_cast<real<T> *>(dwpe), static_cast<const T *>(dout), batch, context, width);
         const dim3 grid(CLASSES, static_cast<unsigned>(ceiling<size_t>(pieces, COLUMN_THREADS)));
-        start(cuda, "embedding_backward", by_token, grid, COLUMN_THREADS, 0, static_cast<real<T> *>(dwte),
-              static_cast<const T *>(dout), tokens, rows, width);
+        if (dwte)
+            start(cuda, "embedding_backward", by_token, grid, COLUMN_THREADS, 0, static_cast<real<T> *>(dwte),
+                  static_cast<const T *>(dout), tokens, rows, width);
     };
     if (width % lanes<T> == 0 && aligned(dwte) && aligned(dwpe) && aligned(dout))
         run(positions_kernel<T, lanes<T>>, tokens_kernel<T, lanes<T>>, lanes<T>);

@@ -270,7 +270,7 @@ static void linear_backward_weight(struct kernels *kernels, wide *dw, wide *dbia
     p.b = dy_first ? x : dy, p.b_stride = dy_first ? shape.in : stride, p.b_transposed = true;
     p.d = dw, p.d_stride = p.m;
     p.wide = p.adds = true;
-    multiply<T>(cuda, "linear_backward_weight", p);
+    if (dw) multiply<T>(cuda, "linear_backward_weight", p);
     if (dbias) add_bias_gradient(cuda, dbias, static_cast<const T *>(dy), shape);
 }
 

@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(THREADS)
         weight += parts[p * 2 * width + c];
         bias += parts[(p * 2 + 1) * width + c];
     }
-    dweight[c] += weight;
+    if (dweight) dweight[c] += weight;
     if (dbias) dbias[c] += bias;
 }
 
@@ -244,6 +244,7 @@ static void layernorm_backward(struct kernels *kernels, compute *dx, const compu
         width % lanes<T> == 0 && aligned(dx) && aligned(dresidual) && aligned(dy) && aligned(x) && aligned(weight);
     start(cuda, "layernorm_backward", whole ? norm_backward_kernel<T, lanes<T>> : norm_backward_kernel<T, 1>,
           static_cast<unsigned>(parts), COLUMN_THREADS, b.staged ? sums_bytes : 0, b);
+    if (!dweight && !dbias) return;
     start(cuda, "layernorm_backward", norm_parts_kernel<W>, static_cast<unsigned>(ceiling<size_t>(width, THREADS)),
           THREADS, 0, static_cast<W *>(dweight), static_cast<W *>(dbias), static_cast<const W *>(cuda->scratch), parts,
           width);

@@ -106,7 +106,7 @@ static void linear_backward_weight(struct kernels *kernels, wide *dw_, wide *dbi
         for (size_t o = 0; o < shape.out; o++) {
             const double d = dy[r * row_stride(shape) + o];
             if (dbias) dbias[o] += d;
-            for (size_t i = 0; i < shape.in; i++) dw[weight_index(shape, i, o)] += d * x[r * shape.in + i];
+            for (size_t i = 0; i < shape.in && dw; i++) dw[weight_index(shape, i, o)] += d * x[r * shape.in + i];
         }
     }
 }
@@ -172,8 +172,8 @@ static void embedding_backward(struct kernels *kernels, wide *dwte_, wide *dwpe_
     const double *dout = dout_;
     for (size_t r = 0; r < batch * context; r++) {
         for (size_t c = 0; c < width; c++) {
-            dwte[(size_t)tokens[r] * width + c] += dout[r * width + c];
-            dwpe[r % context * width + c] += dout[r * width + c];
+            if (dwte) dwte[(size_t)tokens[r] * width + c] += dout[r * width + c];
+            if (dwpe) dwpe[r % context * width + c] += dout[r * width + c];
         }
     }
 }
@@ -223,7 +223,7 @@ static void layernorm_backward(struct kernels *kernels, compute *dx_, const comp
             const double n = (x[at] - mean[r]) * rstd[r];
             mean_g += dy[at] * weight[c] / (double)width;
             mean_gn += dy[at] * weight[c] * n / (double)width;
-            dweight[c] += dy[at] * n;
+            if (dweight) dweight[c] += dy[at] * n;
             if (dbias) dbias[c] += dy[at];
         }
         for (size_t c = 0; c < width; c++) {

@@ -124,10 +124,11 @@ static void linear_backward_weight_shapes(struct instance *t)
                      x = array_random(t->type, s.rows * s.in, 0, 1, &seed);
         struct array dw = array_random(t->wide, s.in * s.out, 0, 1, &seed),
                      dbias = array_random(t->wide, s.out, 0, 1, &seed);
-        for (int call = 0; call < 2; call++) { /* adds to what is there; a missing dbias is left out */
-            t->table->linear_backward_weight(t->kernels, dw.data, call ? NULL : dbias.data, dy.data, x.data, s);
-            t->reference_table->linear_backward_weight(t->reference, dw.exact, call ? NULL : dbias.exact, dy.exact,
-                                                       x.exact, s);
+        for (int call = 0; call < 3; call++) { /* adds to what is there; what is NULL is left out */
+            t->table->linear_backward_weight(t->kernels, call == 2 ? NULL : dw.data, call == 1 ? NULL : dbias.data,
+                                             dy.data, x.data, s);
+            t->reference_table->linear_backward_weight(t->reference, call == 2 ? NULL : dw.exact,
+                                                       call == 1 ? NULL : dbias.exact, dy.exact, x.exact, s);
         }
         char what[200];
         DESCRIBE(what, t, "linear_backward_weight %zu×%zu→%zu layout %d", s.rows, s.in, s.out, s.layout);
@@ -230,15 +231,19 @@ static void embedding_case(struct instance *t, size_t batch, size_t context, siz
     struct array dwpe = array_random(t->wide, context * width, 0, 1, &seed);
     t->table->embedding_forward(t->kernels, out.data, tokens, wte.data, wpe.data, batch, context, width);
     t->reference_table->embedding_forward(t->reference, out.exact, tokens, wte.exact, wpe.exact, batch, context, width);
-    t->table->embedding_backward(t->kernels, dwte.data, dwpe.data, dout.data, tokens, batch, context, width);
-    t->reference_table->embedding_backward(t->reference, dwte.exact, dwpe.exact, dout.exact, tokens, batch, context,
-                                           width);
+    for (int call = 0; call < 3; call++) { /* adds to what is there; what is NULL is left out */
+        t->table->embedding_backward(t->kernels, call == 2 ? NULL : dwte.data, call == 1 ? NULL : dwpe.data, dout.data,
+                                     tokens, batch, context, width);
+        t->reference_table->embedding_backward(t->reference, call == 2 ? NULL : dwte.exact,
+                                               call == 1 ? NULL : dwpe.exact, dout.exact, tokens, batch, context,
+                                               width);
+    }
     char what[200];
     DESCRIBE(what, t, "embedding of %zu×%zu, width %zu", batch, context, width);
-    const double terms = (double)rows + 3;
+    const double terms = 2 * (double)rows + 3;
     array_check(what, &out, t->unit, 0);
     array_check(what, &dwte, t->wide_unit, t->wide_unit * terms * terms);
-    array_check(what, &dwpe, t->wide_unit, t->wide_unit * 4 * 4);
+    array_check(what, &dwpe, t->wide_unit, t->wide_unit * 7 * 7);
     array_free(&wte), array_free(&wpe), array_free(&out), array_free(&dout), array_free(&dwte), array_free(&dwpe);
     free(tokens);
 }
@@ -302,9 +307,17 @@ static void layernorm_case(struct instance *t, size_t rows, size_t width, bool r
     array_check(what, &dx, t->unit, steep * 40 * t->wide_unit);
     array_check(what, &dweight, t->wide_unit, t->wide_unit * (double)(rows * rows + 10) * 4);
     array_check(what, &dbias, t->wide_unit, t->wide_unit * (double)(rows * rows + 10));
-    if (residual) { /* dx may stand where dresidual stood */
-        t->table->layernorm_backward(t->kernels, other.data, other.data, dweight.data, NULL, dy.data, normed->data,
-                                     mean.data, rstd.data, weight.data, rows, width);
+    if (biased) { /* it alone */
+        t->table->layernorm_backward(t->kernels, dx.data, residual ? other.data : NULL, NULL, dbias.data, dy.data,
+                                     normed->data, mean.data, rstd.data, weight.data, rows, width);
+        t->reference_table->layernorm_backward(t->reference, dx.exact, residual ? other.exact : NULL, NULL, dbias.exact,
+                                               dy.exact, normed->exact, mean.exact, rstd.exact, weight.exact, rows,
+                                               width);
+        array_check(what, &dbias, t->wide_unit, 2 * t->wide_unit * (double)(rows * rows + 10));
+    }
+    if (residual) { /* dx may stand where dresidual stood, and need no other gradient beside it */
+        t->table->layernorm_backward(t->kernels, other.data, other.data, NULL, NULL, dy.data, normed->data, mean.data,
+                                     rstd.data, weight.data, rows, width);
         assert_memory_equal(other.data, dx.data, n * dtype_size(t->type));
     }
     array_free(&x), array_free(&other), array_free(&weight), array_free(&bias), array_free(&y), array_free(&sum);
