@@ -22,12 +22,13 @@
 
 #define BLOCK_BYTES (1u << 20) /* written and summed at a time */
 #define FILE_NAME_MAX 64
+#define MOMENT_NAME_MAX 96
 
 enum { MASTER, FIRST_MOMENT, SECOND_MOMENT, COPIES };
 
 struct checkpoint {
     struct session *session;
-    void *copies[COPIES]; /* [owned] each, in host memory; NULL: the optimizer has none */
+    void *copies[COPIES]; /* [kept], [owned], [owned], in host memory; NULL: the optimizer has none */
     bool is_writing;
     pthread_t thread;
 
@@ -142,9 +143,9 @@ static int close_output(const struct output *output, int result, struct error *e
 }
 
 /* NaN and infinity never become the newest checkpoint. */
-static int check_finite(const struct session *session, const void *values, struct range own, struct error *error)
+static int check_finite(const struct session *session, const void *values, const struct piece *own, struct error *error)
 {
-    const uint64_t count = own.end - own.begin;
+    const uint64_t count = own->end - own->begin;
     uint64_t i = 0;
     if (session->wide_type == DTYPE_FP64)
         while (i < count && isfinite(((const double *)values)[i])) i++;
@@ -153,7 +154,7 @@ static int check_finite(const struct session *session, const void *values, struc
     if (i == count) return 0;
     const struct tensor_table *table = &session->model->table;
     size_t tensor = 0;
-    while (own.begin + i >= table->tensors[tensor].begin + table->tensors[tensor].size) tensor++;
+    while (own->begin + i >= table->tensors[tensor].begin + table->tensors[tensor].size) tensor++;
     return error_set(error, STATUS_NUMERICS, "tensor %s is not finite: such parameters are not kept",
                      table->tensors[tensor].name);
 }
@@ -168,36 +169,37 @@ static int write_model(struct checkpoint *checkpoint, struct error *error)
     int result = model_file_lay_out(&file, session->model, session->wide_type, error);
     if (!result) result = open_output(&output, checkpoint, CHECKPOINT_MODEL, file.bytes, error);
     if (!result && first) result = write_range(&output, file.header, file.header_bytes, 0, error);
-    uint64_t at = 0;
-    for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
-        const struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        const void *values = element(checkpoint->copies[MASTER], at, session->wide_type);
+    for (size_t i = 0; i < session->piece_count && !result; i++) {
+        const struct piece *own = &session->pieces[i];
+        const void *values = element(checkpoint->copies[MASTER], own->at, session->wide_type);
         result = check_finite(session, values, own, error);
         if (!result)
-            result =
-                write_range(&output, values, (own.end - own.begin) * size, file.header_bytes + own.begin * size, error);
-        at += own.end - own.begin;
+            result = write_range(&output, values, (own->end - own->begin) * size, file.header_bytes + own->begin * size,
+                                 error);
     }
     if (!result && first) result = write_range(&output, NULL, file.bytes - file.zeros_at, file.zeros_at, error);
     model_file_close(&file);
     return close_output(&output, result, error);
 }
 
-/* One tensor for each range that this rank owns, of each moment. Names are the tensors' to keep: names[count]. */
-static size_t list_moments(const struct checkpoint *checkpoint, struct safetensors_tensor *tensors, char (*names)[48])
+/* One tensor for each trained piece of this rank, of each moment. Names are the tensors' to keep: names[count]. */
+static size_t list_moments(const struct checkpoint *checkpoint, struct safetensors_tensor *tensors,
+                           char (*names)[MOMENT_NAME_MAX])
 {
     const struct session *session = checkpoint->session;
     size_t count = 0;
     for (int moment = FIRST_MOMENT; moment < COPIES; moment++)
-        for (uint32_t bucket = 0; bucket < session->map.bucket_count && checkpoint->copies[moment]; bucket++) {
-            const struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-            if (own.begin == own.end) continue;
-            snprintf(names[count], sizeof *names, "%s.%" PRIu64 "-%" PRIu64, moment == FIRST_MOMENT ? "m" : "v",
-                     own.begin, own.end);
+        for (size_t i = 0; i < session->piece_count && checkpoint->copies[moment]; i++) {
+            const struct piece *own = &session->pieces[i];
+            if (own->frozen) continue;
+            const int length = snprintf(names[count], sizeof *names, "%s.%" PRIu64 "-%" PRIu64,
+                                        moment == FIRST_MOMENT ? "m" : "v", own->begin, own->end);
+            if (own->since > 0)
+                snprintf(names[count] + length, sizeof *names - (size_t)length, ".since.%" PRIu64, own->since);
             tensors[count] = (struct safetensors_tensor){.name = names[count],
                                                          .type = safetensors_type_of(session->wide_type),
                                                          .dimensions = 1,
-                                                         .shape = {own.end - own.begin}};
+                                                         .shape = {own->end - own->begin}};
             count++;
         }
     return count;
@@ -221,13 +223,13 @@ static int write_moments(const struct output *output, size_t header_bytes, struc
 static int write_optimizer(struct checkpoint *checkpoint, struct error *error)
 {
     const struct session *session = checkpoint->session;
-    const size_t most = 2 * (size_t)session->map.bucket_count;
+    const size_t most = 2 * session->piece_count;
     if (!checkpoint->copies[FIRST_MOMENT]) return 0;
     char name[FILE_NAME_MAX], *header = NULL;
     snprintf(name, sizeof name, "optimizer-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", session->comm->rank,
              session->comm->ranks);
     struct safetensors_tensor *tensors = calloc(most, sizeof *tensors);
-    char(*names)[48] = calloc(most, sizeof *names);
+    char(*names)[MOMENT_NAME_MAX] = calloc(most, sizeof *names);
     struct output output = {.fd = -1};
     size_t header_bytes = 0;
     int result = tensors && names ? 0 : error_set(error, STATUS_IO, "out of memory for the moments' names");
@@ -319,14 +321,15 @@ static int copy_state(struct checkpoint *checkpoint, struct error *error)
 {
     const struct session *session = checkpoint->session;
     const wide *state[COPIES] = {session->master, session->optimizer.m, session->optimizer.v};
-    const uint64_t bytes = session->owned * dtype_size(session->wide_type);
+    const size_t size = dtype_size(session->wide_type);
     int result = 0;
     for (int i = 0; i < COPIES && !result; i++) {
+        const uint64_t elements = i == MASTER ? session->kept : session->owned;
         if (!state[i]) continue;
         if (!checkpoint->copies[i])
-            result = memory_new(&checkpoint->copies[i], session->owned, dtype_size(session->wide_type),
-                                "a copy of the state", error);
-        if (!result) result = device_download(session->kernels, checkpoint->copies[i], state[i], bytes, error);
+            result = memory_new(&checkpoint->copies[i], elements, size, "a copy of the state", error);
+        if (!result)
+            result = device_download(session->kernels, checkpoint->copies[i], state[i], elements * size, error);
     }
     return result;
 }

@@ -4,7 +4,8 @@
  *
  *     model.safetensors                      master parameters, as an export has them; each rank its ranges
  *     optimizer-00001-of-00004.safetensors   rank 1's moments: tensors m.BEGIN-END and v.BEGIN-END over the canonical
- *                                            index, so that any number of ranks can take them up
+ *                                            index, so that any number of ranks can take them up. Frozen parts have
+ *                                            none; .since.T behind the name: they began T applied steps after the job
  */
 #ifndef GACC_CHECKPOINT_H
 #define GACC_CHECKPOINT_H

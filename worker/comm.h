@@ -15,10 +15,15 @@
 #include "kernels/kernels.h"
 #include "proto/error.h"
 
-/* A contiguous run of the canonical index. */
+/* A contiguous run of an index. */
 struct range {
     uint64_t begin, end;
 };
+/* What is in both; begin ≥ end: nothing. */
+static inline struct range range_of_both(struct range a, struct range b)
+{
+    return (struct range){a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
 
 /* Who owns which parameters: every bucket is cut into N equal parts, rank r owning the r-th. Of the last bucket N parts
  * may reach beyond the parameters: there the last ranks own less than a part, or nothing. A transport may read and
@@ -61,7 +66,7 @@ struct comm {
     struct comm_counts counts; /* since the caller last cleared it */
 };
 
-/* One transport call each, of one bucket. `parts` [ranks] are the ranks' ranges of the canonical index, contiguous and
+/* One transport call each, of one bucket. `parts` [ranks] are the ranks' ranges of the trained index, contiguous and
  * in rank order; `gradients` and `parameters` are the whole flat buffers, `shard` is where this rank's part goes. */
 struct comm_class {
     int (*reduce_scatter)(struct comm *, uint32_t bucket, const wide *gradients, wide *shard, enum dtype wide_type,

@@ -1,6 +1,6 @@
 /*
  * The model as one safetensors file that all ranks write together: rank 0 makes it under a temporary name with its
- * final size, every rank puts its own ranges in place, and only when all of them are on disk does it get its name.
+ * final size, every rank puts its own pieces in place, and only when all of them are on disk does it get its name.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -85,15 +85,14 @@ static bool is_finite(const void *values, enum dtype type, uint64_t index)
 }
 
 /* A model with a weight that is not finite is no result: the tensor is named. */
-static int check_own_ranges(const struct session *session, const struct export *export, const void *master,
+static int check_own_pieces(const struct session *session, const struct export *export, const void *master,
                             struct error *error)
 {
-    const struct tensor *tensor = session->model->table.tensors;
-    uint64_t at = 0;
-    for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
-        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        for (uint64_t i = own.begin; i < own.end; i++, at++) {
-            if (is_finite(master, session->wide_type, at)) continue;
+    for (size_t p = 0; p < session->piece_count; p++) {
+        const struct piece *own = &session->pieces[p];
+        for (uint64_t i = own->begin; i < own->end; i++) {
+            if (is_finite(master, session->wide_type, own->at + (i - own->begin))) continue;
+            const struct tensor *tensor = session->model->table.tensors;
             while (i >= tensor->begin + tensor->size) tensor++;
             return error_set(error, STATUS_NUMERICS,
                              "%s: not written: tensor %s is not finite (element %" PRIu64 " of %" PRIu64 ")",
@@ -103,20 +102,19 @@ static int check_own_ranges(const struct session *session, const struct export *
     return 0;
 }
 
-static int write_own_ranges(struct session *session, const struct export *export, struct error *error)
+static int write_own_pieces(struct session *session, const struct export *export, struct error *error)
 {
     const void *master;
     int result = session_read(session, BUFFER_MASTER, &master, error);
-    if (!result) result = check_own_ranges(session, export, master, error);
+    if (!result) result = check_own_pieces(session, export, master, error);
     if (result) return result;
     int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
     uint64_t size = dtype_size(session->wide_type);
-    for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
-        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        uint64_t count = own.end - own.begin, at = shard_map_offset(&session->map, bucket);
-        result = write_at(export, fd, element(master, at, session->wide_type), count * size,
-                          export->file.header_bytes + own.begin * size, error);
+    for (size_t i = 0; i < session->piece_count && !result; i++) {
+        const struct piece *own = &session->pieces[i];
+        result = write_at(export, fd, element(master, own->at, session->wide_type), (own->end - own->begin) * size,
+                          export->file.header_bytes + own->begin * size, error);
     }
     return close_written(export, fd, result, error);
 }
@@ -143,7 +141,7 @@ static int write_in_phases(struct session *session, const struct export *export,
     if (first) create(export, &own);
     int result = agree(session->comm, &own, error);
     if (result) return result;
-    write_own_ranges(session, export, &own);
+    write_own_pieces(session, export, &own);
     result = agree(session->comm, &own, error);
     if (result) return result;
     if (first) publish(export, &own);

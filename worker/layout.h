@@ -1,7 +1,7 @@
 /*
- * The layout table: which runs of the canonical index are trained, and in which group. Whatever goes over gradients or
- * parameters (norm, optimizer, blame) goes over segments, cut to the ranges a rank owns; a frozen tensor would have no
- * segment.
+ * The layout table: which tensors are trained and which are frozen, and in which group each trained one is. Whatever
+ * goes over gradients or trained parameters (norm, optimizer, blame) goes over segments, cut to the ranges a rank owns;
+ * a frozen tensor has no segment. What a rank keeps of the model, frozen or not, are pieces.
  */
 #ifndef GACC_LAYOUT_H
 #define GACC_LAYOUT_H
@@ -14,16 +14,20 @@
 #include "worker/comm.h"
 #include "worker/model.h"
 
-/* Tensors that share a learning rate and a decay. */
+/* Tensors that share a learning rate and a decay, or are frozen. */
 struct group {
+    const char *match; /* the job's; NULL: the tensors that no pattern matches */
+    bool frozen;
     double lr_ratio; /* lr = lr of the window × this: groups follow the schedule by their ratio */
     double weight_decay;
+    uint64_t tensors, parameters; /* that are in it */
 };
 
 struct segment {
-    uint64_t begin, end; /* in the canonical index */
+    uint64_t begin, end; /* in the trained index */
     uint32_t tensor;     /* row of the tensor table */
     uint32_t group;
+    uint64_t since; /* applied steps before its moments began, which they do when it is not frozen any more */
 };
 
 struct layout {
@@ -34,19 +38,40 @@ struct layout {
 };
 
 /* The first group whose pattern (a glob) matches the tensor's name wins; tensors that none matches take the optimizer's
- * own lr and decay. Unless its group says otherwise, a tensor of fewer than two dimensions does not decay. A pattern
- * that matches no tensor: 78 naming it. */
-int layout_open(struct layout *layout, const struct tensor_table *table, const Gacc__V1__OptimizerSection *optimizer,
+ * own lr and decay. Unless its group says otherwise, a tensor of fewer than two dimensions does not decay. Tensors of a
+ * frozen group become the model's frozen ones. A pattern that matches no tensor: 78 naming it and the tensors nearest
+ * to it; 78 as well when nothing is left to train. */
+int layout_open(struct layout *layout, struct model *model, const Gacc__V1__OptimizerSection *optimizer,
                 struct error *error);
 void layout_close(struct layout *layout);
+/* What the lr of a group is to the optimizer's, which follows the schedule. */
+double layout_lr_ratio(const Gacc__V1__OptimizerSection *optimizer, const Gacc__V1__ParameterGroup *group);
+/* Which rows of the table such an optimizer would freeze: frozen [table->count]. */
+void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__OptimizerSection *optimizer, bool *frozen);
 
 /* A run of a rank's shard buffer inside one group. */
 struct run {
     uint64_t first, count; /* elements of the shard buffer */
     uint32_t group;
+    uint64_t since; /* its segments' */
 };
-/* Segments ∩ the rank's ranges, as few runs as groups and gaps allow. *runs is the caller's, freed with free(). */
+/* Segments ∩ the rank's ranges, as few runs as groups, their moments' ages and gaps allow. *runs is the caller's, freed
+ * with free(). */
 int layout_runs(const struct layout *layout, const struct shard_map *map, uint32_t rank, struct run **runs,
                 size_t *count, struct error *error);
+
+/* A run of the canonical index that a rank keeps in the wide type. */
+struct piece {
+    uint64_t begin, end; /* in the canonical index */
+    uint64_t at;         /* element of the rank's master parameters: its shard, then its part of the frozen index */
+    bool frozen;
+    uint64_t since; /* its segments'; frozen: 0 */
+};
+/* How the frozen index is shared: nothing of it travels, so it is one bucket. */
+void layout_frozen_map(struct shard_map *map, const struct tensor_table *table, uint32_t ranks);
+/* All that the rank keeps, as few pieces as there can be: trained ones in the order of its shard, then frozen ones. The
+ * pieces of all ranks cover the canonical index once. *pieces is the caller's, freed with free(). */
+int layout_pieces(const struct layout *layout, const struct tensor_table *table, const struct shard_map *map,
+                  uint32_t rank, struct piece **pieces, size_t *count, struct error *error);
 
 #endif

@@ -7,24 +7,30 @@
 #include "worker/session_internal.h"
 
 static const char *const buffer_names[BUFFERS] = {
-    [BUFFER_PARAMETERS] = "parameters",    [BUFFER_GRADIENTS] = "gradients", [BUFFER_SHARD] = "gradient shard",
-    [BUFFER_MASTER] = "master parameters", [BUFFER_M] = "first moments",     [BUFFER_V] = "second moments",
+    [BUFFER_PARAMETERS] = "parameters", [BUFFER_FROZEN] = "frozen parameters", [BUFFER_GRADIENTS] = "gradients",
+    [BUFFER_SHARD] = "gradient shard",  [BUFFER_MASTER] = "master parameters", [BUFFER_M] = "first moments",
+    [BUFFER_V] = "second moments",
 };
 
 static const void *buffer_at(const struct session *session, enum buffer which)
 {
     const void *const buffers[BUFFERS] = {
-        [BUFFER_PARAMETERS] = session->parameters, [BUFFER_GRADIENTS] = session->gradients,
-        [BUFFER_SHARD] = session->shard,           [BUFFER_MASTER] = session->master,
-        [BUFFER_M] = session->optimizer.m,         [BUFFER_V] = session->optimizer.v,
+        [BUFFER_PARAMETERS] = session->parameters, [BUFFER_FROZEN] = session->frozen,
+        [BUFFER_GRADIENTS] = session->gradients,   [BUFFER_SHARD] = session->shard,
+        [BUFFER_MASTER] = session->master,         [BUFFER_M] = session->optimizer.m,
+        [BUFFER_V] = session->optimizer.v,
     };
     return buffers[which];
 }
 
 static uint64_t buffer_bytes(const struct session *session, enum buffer which)
 {
-    if (which == BUFFER_PARAMETERS) return session->map.parameters * dtype_size(session->compute_type);
-    uint64_t elements = which == BUFFER_GRADIENTS ? session->map.parameters : session->owned;
+    const struct tensor_table *table = &session->model->table;
+    if (which == BUFFER_PARAMETERS) return table->trained * dtype_size(session->compute_type);
+    if (which == BUFFER_FROZEN) return (table->parameters - table->trained) * dtype_size(session->compute_type);
+    uint64_t elements = session->owned;
+    if (which == BUFFER_GRADIENTS) elements = table->trained;
+    if (which == BUFFER_MASTER) elements = session->kept;
     return elements * dtype_size(session->wide_type);
 }
 
@@ -54,9 +60,11 @@ int session_look(struct session *session, struct session_view *view, struct erro
         .table = &session->model->table,
         .map = &session->map,
         .owned = session->owned,
+        .kept = session->kept,
     };
     const void **const seen[BUFFERS] = {
         [BUFFER_PARAMETERS] = &view->parameters,
+        [BUFFER_FROZEN] = &view->frozen,
         [BUFFER_GRADIENTS] = &view->gradients,
         [BUFFER_SHARD] = &view->shard,
         [BUFFER_MASTER] = &view->master,

@@ -84,23 +84,52 @@ const struct tensor *table_add(struct tensor_table *table, struct tensor like, c
     va_end(arguments);
     assert(length > 0 && (size_t)length < sizeof tensor->name);
     (void)length;
-    tensor->begin = table->parameters;
+    tensor->begin = tensor->at = table->parameters;
     tensor->size = 1;
     for (int d = 0; d < tensor->dimensions; d++) tensor->size *= tensor->shape[d];
     table->parameters += tensor->size;
+    table->trained = table->parameters;
     return tensor;
 }
 
 void model_add_stage(struct model *model, const struct stage_class *class, unsigned index, const void *parameters)
 {
-    uint64_t begin = model->stage_count > 0 ? model->stages[model->stage_count - 1].end : 0;
+    const struct stage *before = model->stage_count > 0 ? &model->stages[model->stage_count - 1] : NULL;
+    const size_t first = before ? before->first + before->count : 0;
     model->recordable = model->recordable && !class->works_on_host;
     model->stages[model->stage_count++] = (struct stage){.class = class,
                                                          .model = model,
                                                          .index = index,
-                                                         .begin = begin,
+                                                         .first = first,
+                                                         .count = model->table.count - first,
+                                                         .begin = before ? before->end : 0,
                                                          .end = model->table.parameters,
                                                          .parameters = parameters};
+}
+
+void model_freeze(struct model *model, const bool *frozen)
+{
+    struct tensor_table *table = &model->table;
+    uint64_t trained = 0, still = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        struct tensor *tensor = &table->tensors[i];
+        uint64_t *index = frozen[i] ? &still : &trained;
+        tensor->frozen = frozen[i];
+        tensor->at = *index;
+        *index += tensor->size;
+    }
+    table->trained = trained;
+    uint64_t at = 0;
+    model->first_trained = model->stage_count;
+    for (size_t i = 0; i < model->stage_count; i++) {
+        struct stage *stage = &model->stages[i];
+        stage->begin = at;
+        for (size_t row = stage->first; row < stage->first + stage->count; row++)
+            if (!frozen[row]) at += table->tensors[row].size;
+        stage->end = at;
+        if (at > 0 && i < model->first_trained) model->first_trained = i;
+    }
+    assert(at == trained && trained > 0);
 }
 
 enum activation activation_of(Gacc__V1__Activation activation)
@@ -279,7 +308,7 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
 {
     assert(activations->backward && pass->gradients);
     size_t last = model->stage_count - 1;
-    for (size_t i = last + 1; i-- > 0;) {
+    for (size_t i = last + 1; i-- > model->first_trained;) {
         const struct stage *stage = &model->stages[i];
         const compute *in = i > 0 ? activations->stages[i - 1].out : NULL;
         void *saved = activations->stages[i].saved;

@@ -17,13 +17,16 @@
 enum tensor_init { TENSOR_ZEROS, TENSOR_ONES, TENSOR_NORMAL, TENSOR_UNIFORM };
 
 /* One row of the table. Tensors lie one after the other, unpadded, in table order: [begin, begin + size) is the
- * tensor's range in the canonical index, in which parameters, gradients, shards, checkpoints and blame all count. A
- * tied tensor has one row. */
+ * tensor's range in the canonical index, in which initial values, checkpoints and exports count. Without the tensors
+ * that are frozen it is the trained index, in which gradients, shards, moments and all that travels count; the frozen
+ * ones lie in an index of their own. A tied tensor has one row. */
 struct tensor {
     char name[64];
     int dimensions;
     uint64_t shape[4];
     uint64_t begin, size; /* elements */
+    bool frozen;          /* has no gradient and never changes */
+    uint64_t at;          /* where it begins in the trained index, or, frozen, in the frozen one */
     enum tensor_init init;
     double init_scale; /* NORMAL: standard deviation; UNIFORM: half width */
 };
@@ -32,6 +35,7 @@ struct tensor_table {
     struct tensor *tensors;
     size_t count;
     uint64_t parameters; /* elements in all */
+    uint64_t trained;    /* of those that are not frozen */
 };
 
 /* NULL when there is none of that name. */
@@ -54,17 +58,18 @@ struct feed feed_of(const struct micro_batch *batch, const void *block);
 /* Who wants to know how far a pass is, to communicate beside it. Called between two stages, in the caller's thread. */
 struct overlap {
     void *context;
-    /* The kernels that follow read the parameters [begin, end) of the canonical index. NULL: all are there. */
+    /* The kernels that follow read the parameters [begin, end) of the trained index. NULL: all are there. */
     void (*needs)(void *context, uint64_t begin, uint64_t end);
-    /* No kernel that follows adds to the gradients of the canonical index from `begin` on. NULL: never mind. */
+    /* No kernel that follows adds to the gradients of the trained index from `begin` on. NULL: never mind. */
     void (*complete)(void *context, uint64_t begin);
 };
 
 /* One micro-batch on its way through the stages. All memory but the batch's is the backend's. */
 struct pass {
     struct kernels *kernels;
-    const compute *parameters; /* [table.parameters] */
-    wide *gradients;           /* [table.parameters], added to; NULL: forward only (evaluation) */
+    const compute *parameters; /* [table.trained] */
+    const compute *frozen;     /* [table.parameters − table.trained]; NULL: there are none */
+    wide *gradients;           /* [table.trained], added to; NULL: forward only (evaluation) */
     const struct micro_batch *batch;
     struct feed feed;
     long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
@@ -97,7 +102,8 @@ struct stage {
     const struct stage_class *class;
     const struct model *model;
     unsigned index;         /* e.g. the layer */
-    uint64_t begin, end;    /* its own tensors in the canonical index; a tied one is the earliest stage's */
+    size_t first, count;    /* its own rows of the tensor table; a tied tensor is the earliest stage's */
+    uint64_t begin, end;    /* the trained ones among them, in the trained index */
     const void *parameters; /* the class's own numbers (tensor rows and such), owned by the model */
 };
 
@@ -106,9 +112,10 @@ struct model {
     enum dtype compute_type;
     struct tensor_table table;
     struct tensor_table zeros; /* written to exported files, filled with zeros; no parameters (gpt without bias) */
-    struct stage *stages;      /* their ranges follow each other and cover the canonical index */
+    struct stage *stages;      /* their ranges follow each other and cover the trained index */
     size_t stage_count;
-    bool recordable; /* a pass is nothing but kernels */
+    size_t first_trained; /* the earliest stage with a tensor that is not frozen: no backward goes beyond it */
+    bool recordable;      /* a pass is nothing but kernels */
     /* Stages that can recompute what they saved do so before their backward, and have one `saved` in turn. Whoever
      * opens the model may set it, before there are activations. */
     bool recomputes;
@@ -119,6 +126,9 @@ struct model {
 /* Builds the table and the stages; allocates nothing that depends on the number of parameters. */
 int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtype compute_type, struct error *error);
 void model_close(struct model *model);
+/* Freezes the rows for which frozen[row] says so and trains the others: after model_open, where all are trained, and
+ * before there are activations. At least one is left. */
+void model_freeze(struct model *model, const bool *frozen);
 
 /* Initial value of every element of the canonical range [begin, end), as double: the tensor's own initialiser by keyed
  * normals (seed, element), then init.values or init.file. The same for every N. Unknown names, wrong sizes or shapes, a

@@ -10,6 +10,7 @@
 
 #include "kernels/pool.h"
 #include "worker/model.h"
+#include "worker/near.h"
 #include "worker/safetensors.h"
 
 /* Where a tensor's values come from; all NULL: its own initialiser. */
@@ -87,42 +88,13 @@ static void fill_part(void *context, int thread)
 /* --- values from the job file --------------------------------------------------------------------------------------
  */
 
-/* Levenshtein's, of names that fit a tensor's. */
-static size_t edit_distance(const char *a, const char *b)
-{
-    size_t row[sizeof((struct tensor *)0)->name + 1];
-    size_t width = strlen(b);
-    for (size_t j = 0; j <= width; j++) row[j] = j;
-    for (size_t i = 0; a[i]; i++) {
-        size_t diagonal = row[0];
-        row[0] = i + 1;
-        for (size_t j = 1; j <= width; j++) {
-            size_t best = diagonal + (a[i] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[width];
-}
-
-static const char *nearest_name(const struct tensor_table *table, const char *name)
-{
-    const char *nearest = table->tensors[0].name;
-    for (size_t i = 1; i < table->count; i++)
-        if (edit_distance(name, table->tensors[i].name) < edit_distance(name, nearest))
-            nearest = table->tensors[i].name;
-    return nearest;
-}
-
 static int take_values(struct model_initial *initial, const Gacc__V1__TensorValues *given, struct error *error)
 {
     const struct tensor_table *table = &initial->model->table;
     const struct tensor *tensor = tensor_find(table, given->name);
     if (!tensor)
         return error_set(error, STATUS_JOB, "model.init.values.%s: no tensor of this name; the nearest is %s",
-                         given->name, nearest_name(table, given->name));
+                         given->name, tensors_near(table, given->name, 1).text);
     if (given->n_values != tensor->size)
         return error_set(error, STATUS_JOB, "model.init.values.%s: %zu values for a tensor of %llu", given->name,
                          given->n_values, (unsigned long long)tensor->size);
@@ -210,7 +182,7 @@ static int take_surplus(const struct model_initial *initial, const struct safete
     if (is_mask(initial, stored)) return 0;
     if (!zeros)
         return error_set(error, STATUS_DATA, "%s: the model has no tensor %s; the nearest is %s", initial->path, name,
-                         nearest_name(&initial->model->table, name));
+                         tensors_near(&initial->model->table, name, 1).text);
     int rc = check_shape(initial, stored, zeros, error);
     if (rc == 0) rc = equal_values(initial, stored, NULL, error);
     if (rc == 0)

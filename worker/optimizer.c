@@ -43,11 +43,11 @@ void optimizer_apply(struct optimizer *optimizer, const struct layout *layout, c
 {
     struct update update = optimizer->constants;
     update.unscale = step->unscale;
-    update.t = step->t;
     for (const struct run *run = runs; run < runs + run_count; run++) {
         const struct group *group = &layout->groups[run->group];
         update.lr = step->lr * group->lr_ratio;
         update.weight_decay = group->weight_decay;
+        update.t = step->t - run->since;
         optimizer->kernels->table->update(
             optimizer->kernels, at(optimizer, master, run->first), at(optimizer, optimizer->m, run->first),
             at(optimizer, optimizer->v, run->first),

@@ -29,7 +29,7 @@ static void store(const struct session *session, wide *to, uint64_t first, const
             ((float *)to)[first + i] = (float)values[i];
 }
 
-/* Elements [begin, end) of the canonical index, which `tensor` holds from `base` on, to element `at` of the moment. */
+/* Canonical elements of `part`, which `tensor` holds from `base` on, to element `at` of the moment. */
 static int read_part(const struct session *session, struct safetensors *file, const struct safetensors_tensor *tensor,
                      uint64_t base, struct range part, struct moment *moment, uint64_t at, struct error *error)
 {
@@ -46,29 +46,40 @@ static int read_part(const struct session *session, struct safetensors *file, co
     return result;
 }
 
-static int read_tensor(const struct session *session, struct safetensors *file, const struct safetensors_tensor *tensor,
+/* What is stored belongs to whole tensors, of which this file may hold a part. */
+static void note_since(struct session *session, struct range stored, uint64_t since)
+{
+    for (size_t i = 0; i < session->layout.count; i++) {
+        struct segment *segment = &session->layout.segments[i];
+        const struct tensor *tensor = &session->model->table.tensors[segment->tensor];
+        if (tensor->begin < stored.end && tensor->begin + tensor->size > stored.begin) segment->since = since;
+    }
+}
+
+static int read_tensor(struct session *session, struct safetensors *file, const struct safetensors_tensor *tensor,
                        struct moment *moment, struct error *error)
 {
     struct range stored;
+    uint64_t since = 0;
     const size_t length = strlen(moment->letter);
     if (strncmp(tensor->name, moment->letter, length) ||
-        sscanf(tensor->name + length, ".%" SCNu64 "-%" SCNu64, &stored.begin, &stored.end) != 2 ||
+        sscanf(tensor->name + length, ".%" SCNu64 "-%" SCNu64 ".since.%" SCNu64, &stored.begin, &stored.end, &since) <
+            2 ||
         stored.end < stored.begin || tensor->elements != stored.end - stored.begin)
         return 0;
-    uint64_t at = 0;
     int result = 0;
-    for (uint32_t bucket = 0; bucket < session->map.bucket_count && !result; bucket++) {
-        const struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        const struct range part = {own.begin > stored.begin ? own.begin : stored.begin,
-                                   own.end < stored.end ? own.end : stored.end};
-        if (part.begin < part.end)
-            result = read_part(session, file, tensor, stored.begin, part, moment, at + part.begin - own.begin, error);
-        at += own.end - own.begin;
+    note_since(session, stored, since);
+    for (size_t i = 0; i < session->piece_count && !result; i++) {
+        const struct piece *own = &session->pieces[i];
+        const struct range part = range_of_both(stored, (struct range){own->begin, own->end});
+        if (!own->frozen && part.begin < part.end)
+            result = read_part(session, file, tensor, stored.begin, part, moment, own->at + (part.begin - own->begin),
+                               error);
     }
     return result;
 }
 
-static int read_file(const struct session *session, const char *path, struct moment *moments, struct error *error)
+static int read_file(struct session *session, const char *path, struct moment *moments, struct error *error)
 {
     struct safetensors *file;
     int result = safetensors_open(&file, path, error);
@@ -80,14 +91,40 @@ static int read_file(const struct session *session, const char *path, struct mom
     return result;
 }
 
-/* Momentum that a job did not have before begins at zero; moments that are needed must all be there. */
-static int check_found(const struct session *session, const struct moment *moment, const char *directory,
-                       struct error *error)
+/* Moments of tensors that were frozen then begin now, at zero. Returns how many elements of this rank's they have. */
+static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *restore, uint64_t *begun,
+                          struct error *error)
 {
+    const struct tensor_table *table = &session->model->table;
+    bool *frozen = calloc(table->count, sizeof *frozen);
+    if (!frozen) return error_set(error, STATUS_INTERNAL, "out of memory for a checkpoint");
+    if (restore->optimizer) layout_find_frozen(table, restore->optimizer, frozen);
+    *begun = 0;
+    for (size_t i = 0; i < session->layout.count; i++) {
+        struct segment *segment = &session->layout.segments[i];
+        const struct tensor *tensor = &table->tensors[segment->tensor];
+        if (!frozen[segment->tensor]) continue;
+        segment->since = restore->optimizer_steps;
+        for (size_t p = 0; p < session->piece_count; p++) {
+            const struct piece *own = &session->pieces[p];
+            const struct range part = range_of_both((struct range){own->begin, own->end},
+                                                    (struct range){tensor->begin, tensor->begin + tensor->size});
+            if (part.begin < part.end) *begun += part.end - part.begin;
+        }
+    }
+    free(frozen);
+    return 0;
+}
+
+/* Momentum that a job did not have before begins at zero; moments that are needed must all be there. */
+static int check_found(const struct session *session, const struct moment *moment, uint64_t begun,
+                       const char *directory, struct error *error)
+{
+    const uint64_t needed = session->owned - begun;
     const bool begins = moment->found == 0 && session->optimizer.constants.kind == OPTIMIZER_KIND_SGD;
-    if (!moment->values || moment->found == session->owned || begins) return 0;
+    if (!moment->values || moment->found == needed || begins) return 0;
     return error_set(error, STATUS_DATA, "%s: holds %" PRIu64 " of this rank's %" PRIu64 " elements of the moment %s",
-                     directory, moment->found, session->owned, moment->letter);
+                     directory, moment->found, needed, moment->letter);
 }
 
 /* Room for a moment on the host; where the backend's memory is the host's, the moment itself. */
@@ -118,6 +155,7 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
     wide *kept[] = {session->optimizer.m, session->optimizer.v};
     struct moment moments[2];
     char path[PATH_MAX + 128];
+    uint64_t begun = 0;
     int result = 0;
     for (int m = 0; m < 2; m++) {
         int opened = open_moment(session, &moments[m], m ? "v" : "m", kept[m], result ? NULL : error);
@@ -127,7 +165,9 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
         snprintf(path, sizeof path, "%s/%.100s", restore->directory, restore->optimizer_files[i]);
         result = read_file(session, path, moments, error);
     }
-    for (int m = 0; m < 2 && !result; m++) result = check_found(session, &moments[m], restore->directory, error);
+    if (!result) result = begin_unfrozen(session, restore, &begun, error);
+    for (int m = 0; m < 2 && !result; m++) result = check_found(session, &moments[m], begun, restore->directory, error);
+    if (!result) result = session_list_parts(session, error); /* moments have got their ages */
     for (int m = 0; m < 2; m++) close_moment(session, &moments[m], kept[m], !result);
     return result ? result : device_wait(session->kernels, error);
 }

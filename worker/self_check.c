@@ -41,15 +41,18 @@ bool self_check_due(const struct session *session)
 static int sum_up(struct session *session, uint64_t *sums, struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
-    const void *parameters, *master;
+    const void *parameters, *frozen, *master;
     size_t size = dtype_size(session->compute_type);
     int result = session_read(session, BUFFER_PARAMETERS, &parameters, error);
+    if (!result) result = session_read(session, BUFFER_FROZEN, &frozen, error);
     if (!result) result = session_read(session, BUFFER_MASTER, &master, error);
     if (result) return result;
-    for (size_t i = 0; i < table->count; i++)
-        sums[i] = checksum(element(parameters, table->tensors[i].begin, session->compute_type),
-                           table->tensors[i].size * size);
-    sums[table->count] = checksum(master, session->owned * dtype_size(session->wide_type));
+    for (size_t i = 0; i < table->count; i++) {
+        const struct tensor *tensor = &table->tensors[i];
+        sums[i] = checksum(element(tensor->frozen ? frozen : parameters, tensor->at, session->compute_type),
+                           tensor->size * size);
+    }
+    sums[table->count] = checksum(master, session->kept * dtype_size(session->wide_type));
     return 0;
 }
 

@@ -82,7 +82,7 @@ static int open_comm(struct session *session, struct error *error)
     session->comm = session->host;
     if (session->kernels->table->on_host) return 0;
     const struct device *device = session->options.device;
-    const uint64_t parameters = session->model->table.parameters;
+    const uint64_t parameters = session->model->table.trained;
     struct comm *own = NULL;
     int result = device->open_comm && !session->options.staged
                      ? device->open_comm(device, &own, session->host, session->kernels, parameters, error)
@@ -91,16 +91,29 @@ static int open_comm(struct session *session, struct error *error)
     return result;
 }
 
+int session_list_parts(struct session *session, struct error *error)
+{
+    const uint32_t rank = session->comm->rank;
+    free(session->runs);
+    free(session->pieces);
+    session->runs = NULL;
+    session->pieces = NULL;
+    int result = layout_runs(&session->layout, &session->map, rank, &session->runs, &session->run_count, error);
+    return result ? result
+                  : layout_pieces(&session->layout, &session->model->table, &session->map, rank, &session->pieces,
+                                  &session->piece_count, error);
+}
+
 static int open_shards(struct session *session, struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
-    shard_map_init(&session->map, table->parameters, session->comm->ranks, session->comm->bucket_limit);
+    struct shard_map frozen;
+    shard_map_init(&session->map, table->trained, session->comm->ranks, session->comm->bucket_limit);
+    layout_frozen_map(&frozen, table, session->comm->ranks);
     session->buckets.gathered = session->map.bucket_count;
     session->owned = shard_map_owned(&session->map, session->comm->rank);
-    int result = layout_open(&session->layout, table, session->job->optimizer, error);
-    if (!result)
-        result = layout_runs(&session->layout, &session->map, session->comm->rank, &session->runs, &session->run_count,
-                             error);
+    session->kept = session->owned + shard_map_owned(&frozen, session->comm->rank);
+    int result = session_list_parts(session, error);
     if (!result && self_check_wanted(session)) {
         void *checksums;
         result = memory_new(&checksums, 2 * (table->count + 1), sizeof *session->checksums, "the checksums", error);
@@ -116,8 +129,8 @@ struct values {
     wide *sent;     /* [INITIAL_BLOCK], the backend's; `narrowed` where that is the same */
 };
 
-/* Puts the values of [begin, begin + count) where this rank keeps them: rounded to the compute type all of them, in
- * wide the own. */
+/* Puts the values of [begin, begin + count) of the canonical index where this rank keeps them: rounded to the compute
+ * type all of them, in wide the own. */
 static void place(struct session *session, uint64_t begin, const struct values *values, uint64_t count)
 {
     const struct kernel_table *table = session->kernels->table;
@@ -128,14 +141,22 @@ static void place(struct session *session, uint64_t begin, const struct values *
         else
             ((float *)values->narrowed)[i] = (float)values->exact[i];
     table->upload(session->kernels, values->sent, values->narrowed, count * size);
-    table->cast(session->kernels, element(session->parameters, begin, session->compute_type), values->sent, count);
-    for (uint32_t bucket = 0; bucket < session->map.bucket_count; bucket++) {
-        struct range own = shard_map_range(&session->map, bucket, session->comm->rank);
-        uint64_t from = own.begin > begin ? own.begin : begin, to = own.end < begin + count ? own.end : begin + count;
-        uint64_t at = shard_map_offset(&session->map, bucket) + from - own.begin;
-        if (from < to)
-            table->copy(session->kernels, element(session->master, at, session->wide_type),
-                        element(values->sent, from - begin, session->wide_type), (to - from) * size);
+    const struct range block = {begin, begin + count};
+    for (size_t i = 0; i < session->model->table.count; i++) {
+        const struct tensor *tensor = &session->model->table.tensors[i];
+        struct range part = range_of_both(block, (struct range){tensor->begin, tensor->begin + tensor->size});
+        compute *to = tensor->frozen ? session->frozen : session->parameters;
+        if (part.begin < part.end)
+            table->cast(session->kernels, element(to, tensor->at + (part.begin - tensor->begin), session->compute_type),
+                        element(values->sent, part.begin - begin, session->wide_type), part.end - part.begin);
+    }
+    for (size_t i = 0; i < session->piece_count; i++) {
+        const struct piece *piece = &session->pieces[i];
+        struct range part = range_of_both(block, (struct range){piece->begin, piece->end});
+        if (part.begin < part.end)
+            table->copy(session->kernels,
+                        element(session->master, piece->at + (part.begin - piece->begin), session->wide_type),
+                        element(values->sent, part.begin - begin, session->wide_type), (part.end - part.begin) * size);
     }
 }
 
@@ -169,7 +190,7 @@ int session_initialise(struct session *session, const char *file, struct error *
     if (!result)
         result = model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads,
                                     error);
-    uint64_t parameters = session->map.parameters;
+    uint64_t parameters = session->model->table.parameters;
     for (uint64_t begin = 0; begin < parameters && !result; begin += INITIAL_BLOCK) {
         uint64_t count = parameters - begin < INITIAL_BLOCK ? parameters - begin : INITIAL_BLOCK;
         result = model_initial_read(initial, begin, begin + count, values.exact, error);
@@ -199,6 +220,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 
     int result = model_open(&session->model, job->model, session->compute_type, error);
     if (!result) session->model->recomputes = session_recomputes(job);
+    if (!result) result = layout_open(&session->layout, session->model, job->optimizer, error);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
     if (!result) result = open_comm(session, error);
@@ -227,6 +249,7 @@ void session_close(struct session *session)
     kernels_close(session->kernels);
     model_close(session->model);
     free(session->runs);
+    free(session->pieces);
     free(session->checksums);
     free(session);
 }
@@ -237,6 +260,29 @@ bool session_has_stopped(const struct session *session)
 }
 
 /* --- running ------------------------------------------------------------------------------------------------- */
+
+/* For people: the groups that tensors are in, and patterns whose tensors an earlier one has. [2 · group_count], of one
+ * memory, freed with free(). */
+static Gacc__V1__TensorGroup **list_groups(const struct layout *layout, size_t *count)
+{
+    Gacc__V1__TensorGroup **list = calloc(layout->group_count, sizeof *list + sizeof **list);
+    Gacc__V1__TensorGroup *next = list ? (void *)(list + layout->group_count) : NULL;
+    *count = 0;
+    for (size_t i = 0; i < layout->group_count && list; i++) {
+        const struct group *group = &layout->groups[i];
+        const bool stands_alone = group->match && i % 2 == 0 && layout->groups[i + 1].tensors == 0;
+        if (group->tensors == 0 && !stands_alone) continue;
+        gacc__v1__tensor_group__init(next);
+        if (group->match) next->match = (char *)(uintptr_t)group->match;
+        next->tensors = group->tensors;
+        next->parameters = group->parameters;
+        next->lr_ratio = group->lr_ratio;
+        next->weight_decay = group->weight_decay;
+        next->frozen = group->frozen;
+        list[(*count)++] = next++;
+    }
+    return list;
+}
 
 static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct error *error)
 {
@@ -268,13 +314,17 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     message.pid = (uint32_t)getpid();
     message.train_sequences = data_sequences(session->train);
     message.validation_sequences = session_evaluation_sequences(session);
-    message.parameters = session->map.parameters;
+    message.parameters = session->model->table.parameters;
+    message.trained = session->model->table.trained;
     message.targets_per_sequence = session->model->targets_per_sequence;
     message.device = device;
     message.memory = &memory;
     message.versions = versions;
     message.n_versions = sizeof versions / sizeof *versions;
-    return session->control->hello(session->control, &message, welcome, error);
+    message.groups = list_groups(&session->layout, &message.n_groups);
+    int result = session->control->hello(session->control, &message, welcome, error);
+    free((void *)message.groups);
+    return result;
 }
 
 /* Between two steps: the weights of the plan that comes next, and of the first one whether the state could be restored.

@@ -34,8 +34,8 @@ struct control {
 /* Bytes of the large buffers. Set when the session opens: they depend on b, never on B, K or the step. */
 struct session_memory {
     uint64_t parameters; /* compute type, all of them */
-    uint64_t gradients;  /* wide, all of them */
-    uint64_t shard;      /* wide: reduced gradient and master parameters of the own shard */
+    uint64_t gradients;  /* wide, of all that are trained */
+    uint64_t shard; /* wide: reduced gradient and master parameters of the own shard, own part of the frozen ones */
     uint64_t moments;
     uint64_t activations;
     uint64_t batch; /* sequences, targets and loss seeds of one micro-batch */
@@ -54,10 +54,12 @@ struct session_view {
     const struct tensor_table *table;
     const struct shard_map *map;
     uint64_t owned;            /* elements of the own shard */
-    const compute *parameters; /* [map->parameters] */
+    uint64_t kept;             /* the same and those of the own part of the frozen index */
+    const compute *parameters; /* [map->parameters], the trained ones */
+    const compute *frozen;     /* [table->parameters − map->parameters]; NULL: there are none */
     const wide *gradients;     /* [map->parameters] this rank's own, scaled by S */
     const wide *shard;         /* [owned] reduced over the ranks, scaled by S, after Reduce */
-    const wide *master;        /* [owned] */
+    const wide *master;        /* [kept] */
     const wide *m, *v;         /* [owned], NULL where the optimizer has none */
 };
 

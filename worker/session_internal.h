@@ -20,7 +20,16 @@
 #define INITIAL_BLOCK (1u << 18) /* elements initialised at a time: long enough for many threads */
 
 /* The large buffers. */
-enum buffer { BUFFER_PARAMETERS, BUFFER_GRADIENTS, BUFFER_SHARD, BUFFER_MASTER, BUFFER_M, BUFFER_V, BUFFERS };
+enum buffer {
+    BUFFER_PARAMETERS,
+    BUFFER_FROZEN,
+    BUFFER_GRADIENTS,
+    BUFFER_SHARD,
+    BUFFER_MASTER,
+    BUFFER_M,
+    BUFFER_V,
+    BUFFERS
+};
 
 /* How far the buckets of the flat buffers are. Reduced from the last to the first, gathered from the first to the last,
  * as backward and forward go over them. */
@@ -46,13 +55,17 @@ struct session {
     struct shard_map map;
     struct run *runs; /* of the own shard */
     size_t run_count;
+    struct piece *pieces; /* of the own master parameters */
+    size_t piece_count;
     uint64_t owned; /* elements of the own shard */
+    uint64_t kept;  /* the same and those of the own part of the frozen index */
 
     /* in the kernels' memory */
-    compute *parameters; /* [parameters] */
-    wide *gradients;     /* [parameters] accumulated over the window; zero outside it */
+    compute *parameters; /* [trained] */
+    compute *frozen;     /* [parameters − trained], all of them on every rank: they do not travel */
+    wide *gradients;     /* [trained] accumulated over the window; zero outside it */
     wide *shard;         /* [owned] gradient as reduced over ranks, still scaled */
-    wide *master;        /* [owned] */
+    wide *master;        /* [kept] */
     void *shard_memory;  /* of both */
     struct optimizer optimizer;
     void *feed; /* the batch's block, or what it is uploaded to */
@@ -113,6 +126,8 @@ static inline void *element(const void *buffer, uint64_t index, enum dtype type)
 
 /* Enters a state and tells the control side. */
 int session_enter(struct session *session, Gacc__V1__State state, struct error *error);
+/* What the rank goes over, of its shard and of the canonical index: anew, where segments have changed. */
+int session_list_parts(struct session *session, struct error *error);
 /* Parameters and own shard, from a safetensors file or, where that is NULL, as the job begins. */
 int session_initialise(struct session *session, const char *file, struct error *error);
 /* The validation sequences an evaluation goes over. */
@@ -185,7 +200,7 @@ bool fault_keeps_gradients(const struct session *session);
 /* --- look.c -------------------------------------------------------------------------------------------------- */
 
 /* A buffer for the host to read: itself where its memory is the host's, else a copy made now, which is good until the
- * next call. *out is NULL for moments that the optimizer does not have. */
+ * next call. *out is NULL for moments that the optimizer does not have, and for frozen parameters where none are. */
 int session_read(struct session *session, enum buffer which, const void **out, struct error *error);
 
 /* --- blame.c, evaluate.c, self_check.c ----------------------------------------------------------------------- */

@@ -10,9 +10,9 @@
 
 static void lay_out_shard(struct session *session, struct carver *carver)
 {
-    size_t bytes = shard_map_shard_room(&session->map) * dtype_size(session->wide_type);
-    session->shard = carve(carver, bytes);
-    session->master = carve(carver, bytes);
+    size_t room = shard_map_shard_room(&session->map), size = dtype_size(session->wide_type);
+    session->shard = carve(carver, room * size);
+    session->master = carve(carver, (room + session->kept - session->owned) * size);
 }
 
 static int reserve_shard(struct session *session, struct error *error)
@@ -93,6 +93,10 @@ int session_reserve(struct session *session, struct error *error)
     uint64_t room = shard_map_room(&session->map);
     int result = memory_reserve(kernels, &session->parameters, room * dtype_size(session->compute_type),
                                 "the parameters", error);
+    const uint64_t frozen = session->model->table.parameters - session->model->table.trained;
+    if (!result && frozen > 0)
+        result = memory_reserve(kernels, &session->frozen, frozen * dtype_size(session->compute_type),
+                                "the frozen parameters", error);
     if (!result)
         result =
             memory_reserve(kernels, &session->gradients, room * dtype_size(session->wide_type), "the gradients", error);
@@ -121,6 +125,7 @@ void session_release(struct session *session)
     if (!table->on_host) table->release(kernels, session->feed);
     table->release(kernels, session->shard_memory);
     table->release(kernels, session->gradients);
+    table->release(kernels, session->frozen);
     table->release(kernels, session->parameters);
     for (enum buffer which = 0; which < BUFFERS; which++) free(session->copies[which]);
 }
@@ -157,14 +162,14 @@ static uint64_t bytes_of_sequence(const Gacc__V1__ModelSection *spec, uint64_t w
     return own + (shape.context + targets) * sizeof(int32_t) + values * sizeof(double);
 }
 
-static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint64_t owned,
+static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint64_t owned, uint64_t kept,
                    struct session_memory *memory)
 {
     uint64_t wide_size = dtype_size(dtype_wide(model->compute_type));
     *memory = (struct session_memory){
         .parameters = model->table.parameters * dtype_size(model->compute_type),
-        .gradients = model->table.parameters * wide_size,
-        .shard = 2 * owned * wide_size,
+        .gradients = model->table.trained * wide_size,
+        .shard = (owned + kept) * wide_size,
         .moments = moments_of(job->optimizer) * owned * wide_size,
         .activations = activations_measure(model, job->batch->micro, true),
         .batch = bytes_of_sequence(job->model, wide_size) * job->batch->micro,
@@ -173,18 +178,24 @@ static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint
 
 void session_memory(const struct session *session, struct session_memory *memory)
 {
-    add_up(session->job, session->model, session->owned, memory);
+    add_up(session->job, session->model, session->owned, session->kept, memory);
 }
 
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
 {
     struct model *model;
-    struct shard_map map;
+    struct layout layout = {0};
+    struct shard_map map, frozen;
     int result = model_open(&model, job->model, session_compute_type(job), error);
-    if (result) return result;
-    model->recomputes = session_recomputes(job);
-    shard_map_init(&map, model->table.parameters, ranks, COMM_BUCKET_LIMIT);
-    add_up(job, model, shard_map_owned(&map, 0), memory);
+    if (!result) result = layout_open(&layout, model, job->optimizer, error);
+    if (!result) {
+        model->recomputes = session_recomputes(job);
+        shard_map_init(&map, model->table.trained, ranks, COMM_BUCKET_LIMIT);
+        layout_frozen_map(&frozen, &model->table, ranks);
+        const uint64_t owned = shard_map_owned(&map, 0);
+        add_up(job, model, owned, owned + shard_map_owned(&frozen, 0), memory);
+    }
+    layout_close(&layout);
     model_close(model);
-    return 0;
+    return result;
 }

@@ -110,6 +110,7 @@ struct pass window_pass_forward(struct session *session)
     struct pass pass = {
         .kernels = session->kernels,
         .parameters = session->parameters,
+        .frozen = session->frozen,
         .batch = batch,
         .feed = feed_of(batch, session->feed),
         .loss_sum = results_loss(&session->results),

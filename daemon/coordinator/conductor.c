@@ -151,6 +151,12 @@ static void failure_of_rank(struct error *out, uint32_t rank, const Gacc__V1__Fa
     if (!is_named) error_prefix(out, "rank %" PRIu32, rank);
 }
 
+/* Who says nothing of it trains all. */
+static uint64_t trained_of(const Gacc__V1__Hello *hello)
+{
+    return hello->trained ? hello->trained : hello->parameters;
+}
+
 static int hello_differs(const struct conductor *c, uint32_t rank, const Gacc__V1__Hello *hello, struct error *why)
 {
     if (hello->rank != rank || hello->ranks != c->ranks)
@@ -170,6 +176,7 @@ static int hello_differs(const struct conductor *c, uint32_t rank, const Gacc__V
             {"train sequences", hello->train_sequences, other->train_sequences},
             {"validation sequences", hello->validation_sequences, other->validation_sequences},
             {"parameters", hello->parameters, other->parameters},
+            {"trained parameters", trained_of(hello), trained_of(other)},
             {"targets per sequence", hello->targets_per_sequence, other->targets_per_sequence},
         };
         for (size_t i = 0; i < sizeof same / sizeof *same; i++)

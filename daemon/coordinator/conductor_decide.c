@@ -136,6 +136,8 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
         .micro_batches = verdict->micro_batches,
         .tokens = c->current.count * c->rules.tokens_per_sequence,
         .lr = c->window.lr,
+        .groups = c->rank[0].hello->groups,
+        .group_count = c->rank[0].hello->n_groups,
         .has_scaler = c->rules.has_scaler,
         .loss_scale = c->window.scale,
         .grad_norm_scaled = verdict->grad_norm_scaled,

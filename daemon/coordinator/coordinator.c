@@ -307,6 +307,8 @@ static int go_on(struct coordinator *coordinator, struct error *error)
     Gacc__V1__Restore *restore = &coordinator->restore;
     gacc__v1__restore__init(restore);
     restore->directory = coordinator->resume.directory;
+    restore->optimizer_steps = manifest->progress.counters.optimizer_steps;
+    restore->optimizer = manifest->job->optimizer;
     restore->optimizer_files = calloc(manifest->range_count + 1, sizeof *restore->optimizer_files);
     if (!restore->optimizer_files) return error_set(error, STATUS_INTERNAL, "out of memory");
     for (size_t i = 0; i < manifest->range_count; i = manifest_next_file(manifest, i))

@@ -274,6 +274,8 @@ const struct key keys[] = {
     {"optimizer.groups.*.weight_decay", KEY_NUMBER, GROUP(weight_decay), .fallback = "",
      .computed = "by dimension, as without a group",
      .help = "For all tensors of the group, of whatever dimension."},
+    {"optimizer.groups.*.frozen", KEY_BOOL, GROUP(frozen), .fallback = "false",
+     .help = "The tensors stay as they are: no gradient, no moments, no traffic, no share in the norm, no decay."},
 
     {"schedule", KEY_SECTION, NOWHERE, .help = "The learning rate over applied optimizer steps."},
     {"schedule.type", KEY_CHOICE, OF_SCHEDULE(type), .fallback = "constant", .choices = schedules,
@@ -340,7 +342,6 @@ const struct absent absent_keys[] = {
     {"observe.", NULL, not_yet},
     {"control.tls", NULL, not_yet},
     {"control.tls.", NULL, not_yet},
-    {"optimizer.groups.*.frozen", NULL, not_yet},
     {"model.type", "cnn", not_yet},
     {"model.norm", "group", not_yet},
     {"model.norm", "batch", not_yet},

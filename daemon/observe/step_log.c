@@ -95,6 +95,35 @@ static void memory(struct json_writer *json, const Gacc__V1__Memory *taken)
     json_write_object_end(json);
 }
 
+/* What is frozen has no learning rate. */
+static void group_rate(struct json_writer *json, const char *key, const Gacc__V1__TensorGroup *group, double lr)
+{
+    if (group->frozen)
+        json_write_null(json, key);
+    else
+        json_write_double(json, key, lr * group->lr_ratio);
+}
+
+static void groups(struct json_writer *json, const struct header_record *header)
+{
+    json_write_array(json, "groups");
+    for (size_t i = 0; i < header->group_count; i++) {
+        const Gacc__V1__TensorGroup *group = header->groups[i];
+        json_write_object(json, NULL);
+        json_write_string(json, "match", *group->match ? group->match : NULL);
+        json_write_unsigned(json, "tensors", group->tensors);
+        json_write_unsigned(json, "parameters", group->parameters);
+        group_rate(json, "lr", group, header->lr);
+        if (group->frozen)
+            json_write_null(json, "weight_decay");
+        else
+            json_write_double(json, "weight_decay", group->weight_decay);
+        json_write_bool(json, "frozen", group->frozen);
+        json_write_object_end(json);
+    }
+    json_write_array_end(json);
+}
+
 static void header_members(struct json_writer *json, const void *record)
 {
     const struct header_record *header = record;
@@ -110,6 +139,8 @@ static void header_members(struct json_writer *json, const void *record)
     json_write_unsigned(json, "train_sequences", header->train_sequences);
     json_write_unsigned(json, "validation_sequences", header->validation_sequences);
     json_write_unsigned(json, "parameters", header->parameters);
+    json_write_unsigned(json, "trained", header->trained);
+    groups(json, header);
     json_write_string(json, "device", header->device);
     memory(json, header->memory);
     json_write_array(json, "versions");
@@ -190,6 +221,11 @@ static void step_members(struct json_writer *json, const void *record)
     json_write_unsigned(json, "tokens", step->tokens);
     json_write_unsigned(json, "tokens_seen", step->counters.tokens_seen);
     json_write_double(json, "lr", step->lr);
+    if (step->group_count > 1) {
+        json_write_array(json, "lr_groups");
+        for (size_t i = 0; i < step->group_count; i++) group_rate(json, NULL, step->groups[i], step->lr);
+        json_write_array_end(json);
+    }
     present(json, "loss_scale", step->has_scaler, step->loss_scale);
     present(json, "loss_scale_next", step->has_scaler, step->loss_scale_next);
     present_count(json, "growth_tracker", step->has_scaler, step->growth_tracker);

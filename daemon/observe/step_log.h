@@ -32,7 +32,10 @@ struct header_record {
     const uint32_t *accumulate;                   /* [ranks]: K of each rank in a full step */
     uint64_t tokens_per_step;                     /* of a full step */
     uint64_t total_steps;                         /* applied optimizer steps */
-    uint64_t train_sequences, validation_sequences, parameters;
+    uint64_t train_sequences, validation_sequences, parameters, trained;
+    Gacc__V1__TensorGroup *const *groups; /* [group_count] */
+    size_t group_count;
+    double lr; /* the optimizer's, which those of groups are multiples of */
     const char *device;
     const Gacc__V1__Memory *memory; /* of rank 0, which has the most; NULL: not known */
     char *const *versions;          /* "name version" */
@@ -61,6 +64,8 @@ struct step_record {
     uint32_t micro_batches; /* those that are not empty */
     uint64_t tokens;
     double lr;
+    Gacc__V1__TensorGroup *const *groups; /* [group_count], as in the header; each has its lr where they are several */
+    size_t group_count;
     bool has_scaler;
     double loss_scale, loss_scale_next;
     uint32_t growth_tracker;

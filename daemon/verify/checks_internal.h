@@ -1,7 +1,7 @@
 /*
  * What the checks are made of, for the files that are the checks: checks.c (the table), checks_gradients.c,
- * checks_steps.c, checks_scale.c (loss scale, clip, overflow), checks_window.c, and check_tools.c (how they judge, and
- * with what yardsticks).
+ * checks_steps.c, checks_groups.c, checks_scale.c (loss scale, clip, overflow), checks_window.c, and check_tools.c (how
+ * they judge, and with what yardsticks).
  */
 #ifndef GACC_CHECKS_INTERNAL_H
 #define GACC_CHECKS_INTERNAL_H
@@ -63,6 +63,7 @@ check_function check_overflow_skips;
 check_function check_overflow_backs_off_once;
 check_function check_step_after_overflow;
 check_function check_schedule_counts;
+check_function check_groups;
 check_function check_frozen_window;
 check_function check_collectives;
 check_function check_memory;

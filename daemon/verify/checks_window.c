@@ -53,8 +53,8 @@ int check_collectives(struct suite *suite, struct check *check, struct error *er
                      "K = %" PRIu32 ": %" PRIu32 " reduce-scatters, %" PRIu32 " all-gathers, %" PRIu32
                      " others; %" PRIu32 " buckets",
                      k, step->reduce_scatters, step->all_gathers, step->control_collectives, trial->buckets);
-        expect_bytes(check, "reduce-scatter", step->reduce_scatter_bytes, trial->parameters, ranks, 4);
-        expect_bytes(check, "all-gather", step->all_gather_bytes, trial->parameters, ranks,
+        expect_bytes(check, "reduce-scatter", step->reduce_scatter_bytes, trial->trained, ranks, 4);
+        expect_bytes(check, "all-gather", step->all_gather_bytes, trial->trained, ranks,
                      variants[i].compute == BF16 ? 2 : 4);
     }
     if (check->pass)

@@ -11,6 +11,7 @@
 #include "daemon/verify/together.h"
 #include "proto/message.h"
 #include "worker/data/data.h"
+#include "worker/layout.h"
 #include "worker/model.h"
 
 /* What all trials together may take of fp32 work on the probe, as a multiple of one pass over it: measured, see
@@ -23,17 +24,27 @@
 
 /* --- the variant's job --------------------------------------------------------------------------------------- */
 
+/* The same numbers for all that is trained, or the job's beside the variant's lr. What is frozen stays so. */
+static void set_groups(Gacc__V1__OptimizerSection *optimizer, const struct variant *variant)
+{
+    for (size_t i = 0; i < optimizer->n_groups; i++) {
+        Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+        const double ratio = variant->keeps_groups ? layout_lr_ratio(optimizer, group) : 1;
+        group->lr = group->lr_written = variant->rate * ratio;
+        group->lr_ratio = ratio;
+        if (!variant->adamw && !variant->keeps_groups) group->weight_decay = 0;
+    }
+}
+
 static void set_optimizer(Gacc__V1__OptimizerSection *optimizer, const struct variant *variant)
 {
+    set_groups(optimizer, variant);
     optimizer->lr = optimizer->lr_written = variant->rate;
     optimizer->clip_norm = variant->clip;
-    for (size_t i = 0; i < optimizer->n_groups; i++)
-        optimizer->groups[i]->lr = optimizer->groups[i]->lr_written = variant->rate;
     if (!variant->adamw) {
         optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD;
         optimizer->momentum = 0;
-        optimizer->weight_decay = 0;
-        for (size_t i = 0; i < optimizer->n_groups; i++) optimizer->groups[i]->weight_decay = 0;
+        if (!variant->keeps_groups) optimizer->weight_decay = 0;
     } else if (optimizer->type != GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) {
         optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
         optimizer->beta1 = 0.9;
@@ -174,7 +185,7 @@ static bool is_same(const struct variant *a, const struct variant *b)
 {
     return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
 }
-_Static_assert(sizeof(struct variant) == 9 * 8 + 12 * 4, "no padding in struct variant");
+_Static_assert(sizeof(struct variant) == 10 * 8 + 12 * 4, "no padding in struct variant");
 
 static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
 {

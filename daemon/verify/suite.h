@@ -32,6 +32,7 @@ struct variant {
     uint64_t steps;
     uint64_t rounded;                                /* 0 or 1: gradients travel as bf16 */
     uint64_t keeps_activations;                      /* 0 or 1: whatever the job says of recompute */
+    uint64_t keeps_groups;                           /* 0 or 1: ratios of lr, and decays, as the job has them */
     uint32_t compute;                                /* Gacc__V1__Compute */
     uint32_t sequences, micro, ranks;                /* ranks: RANKS_OF_LAUNCHER or threads */
     uint32_t warmup, interval;                       /* interval 0: the scale does not grow */

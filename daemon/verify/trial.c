@@ -10,10 +10,11 @@
 
 #include "daemon/verify/control_local.h"
 #include "proto/message.h"
+#include "worker/layout.h"
 #include "worker/memory.h"
 
 /* Buffers of which an attempt that is not applied must change no byte. */
-enum watched { WATCHED_PARAMETERS, WATCHED_MASTER, WATCHED_M, WATCHED_V, WATCHED };
+enum watched { WATCHED_PARAMETERS, WATCHED_FROZEN, WATCHED_MASTER, WATCHED_M, WATCHED_V, WATCHED };
 
 /* What a rank saw of its own part. */
 struct sighting {
@@ -30,10 +31,11 @@ struct rank {
     struct control_local control;
     struct session *session;
 
-    void *copies[WATCHED];           /* as they were after the attempt before */
-    void *gradient, *before, *after; /* the own shard's, wide; gradient still scaled */
-    double scale;                    /* of the first window */
-    void *whole;                     /* [P] wide, to gather in */
+    void *copies[WATCHED]; /* as they were after the attempt before */
+    void *gradient, *before,
+        *after;   /* the own shard's and, behind it, the own frozen part's, wide; gradient still scaled */
+    double scale; /* of the first window */
+    void *whole;  /* wide, an index to gather in */
     struct sighting sighting;
 
     bool keeps; /* the result's arrays: threads of one process need them once */
@@ -49,14 +51,21 @@ struct span {
     uint64_t bytes;
 };
 
+static uint64_t frozen_of(const struct session_view *view)
+{
+    return view->table->parameters - view->table->trained;
+}
+
 static struct span watched_span(const struct session_view *view, enum watched what)
 {
     uint64_t shard = view->owned * dtype_size(view->wide_type);
     switch (what) {
     case WATCHED_PARAMETERS:
         return (struct span){view->parameters, view->map->parameters * dtype_size(view->compute_type)};
+    case WATCHED_FROZEN:
+        return (struct span){view->frozen, frozen_of(view) * dtype_size(view->compute_type)};
     case WATCHED_MASTER:
-        return (struct span){view->master, shard};
+        return (struct span){view->master, view->kept * dtype_size(view->wide_type)};
     case WATCHED_M:
         return (struct span){view->m, view->m ? shard : 0};
     case WATCHED_V:
@@ -100,7 +109,7 @@ static void on_stepped(struct observer *observer, const struct session_view *vie
         sighting->bytes_changed[view->step - 1] += renew(rank->copies[what], watched_span(view, what));
     sighting->gradients_kept[view->step - 1] =
         any_bit((struct span){view->gradients, view->map->parameters * dtype_size(view->wide_type)});
-    memcpy(rank->after, view->master, view->owned * dtype_size(view->wide_type));
+    memcpy(rank->after, view->master, view->kept * dtype_size(view->wide_type));
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------- */
@@ -112,16 +121,17 @@ static int open_sight(struct rank *rank, struct error *error)
     int result = session_look(rank->session, &view, error);
     if (result) return result;
     size_t wide_size = dtype_size(view.wide_type);
-    uint64_t all = rank->trial.parameters = view.map->parameters;
+    uint64_t all = rank->trial.parameters = view.table->parameters;
+    rank->trial.trained = view.table->trained;
     rank->trial.buckets = view.map->bucket_count;
     for (enum watched what = 0; what < WATCHED && !result; what++) {
         struct span span = watched_span(&view, what);
         result = memory_new(&rank->copies[what], span.bytes, 1, "a copy of the session's state", error);
         if (!result) renew(rank->copies[what], span);
     }
-    if (!result) result = memory_new(&rank->gradient, view.owned, wide_size, "a copy of the gradient", error);
-    if (!result) result = memory_new(&rank->before, view.owned, wide_size, "a copy of the parameters", error);
-    if (!result) result = memory_new(&rank->after, view.owned, wide_size, "a copy of the parameters", error);
+    if (!result) result = memory_new(&rank->gradient, view.kept, wide_size, "a copy of the gradient", error);
+    if (!result) result = memory_new(&rank->before, view.kept, wide_size, "a copy of the parameters", error);
+    if (!result) result = memory_new(&rank->after, view.kept, wide_size, "a copy of the parameters", error);
     if (!result) result = memory_new(&rank->whole, all, wide_size, "the gathered gradient", error);
     double **results[] = {&rank->trial.gradient, &rank->trial.before, &rank->trial.after};
     for (size_t i = 0; i < 3 && rank->keeps && !result; i++) {
@@ -129,7 +139,7 @@ static int open_sight(struct rank *rank, struct error *error)
         result = memory_new(&values, all, sizeof(double), "a trial's result", error);
         *results[i] = values;
     }
-    if (!result) memcpy(rank->before, view.master, view.owned * wide_size);
+    if (!result) memcpy(rank->before, view.master, view.kept * wide_size);
     return result;
 }
 
@@ -149,24 +159,41 @@ static int open_session(struct rank *rank, struct error *error)
 
 /* --- gathering ----------------------------------------------------------------------------------------------- */
 
-/* The ranks' shards as one: to [P], divided by `scale`; NULL where nobody wants it. */
-static int gather(struct rank *rank, const void *shard, double scale, double *to, struct error *error)
+/* The ranks' parts of an index, the trained or the frozen one, as one: its tensors' elements of to [P], divided by
+ * `scale`; NULL where nobody wants it. */
+static int gather_index(struct rank *rank, const struct session_view *view, const struct shard_map *map, bool frozen,
+                        const void *part, double scale, double *to, struct error *error)
 {
-    struct session_view view;
-    int result = session_look(rank->session, &view, error);
-    if (result) return result;
-    const struct shard_map *map = view.map;
-    size_t size = dtype_size(view.wide_type);
-    const char *from = shard;
+    size_t size = dtype_size(view->wide_type);
+    const char *from = part;
     for (uint32_t bucket = 0; bucket < map->bucket_count; bucket++) {
-        struct range own = shard_map_range(map, bucket, view.rank);
+        struct range own = shard_map_range(map, bucket, view->rank);
         memcpy((char *)rank->whole + own.begin * size, from, (own.end - own.begin) * size);
         from += (own.end - own.begin) * size;
     }
-    result = comm_all_gather(rank->talk, map, rank->whole, view.wide_type, error);
-    for (uint64_t i = 0; i < map->parameters && to && !result; i++)
-        to[i] = (view.wide_type == DTYPE_FP64 ? ((double *)rank->whole)[i] : (double)((float *)rank->whole)[i]) / scale;
+    int result = comm_all_gather(rank->talk, map, rank->whole, view->wide_type, error);
+    for (size_t t = 0; t < view->table->count && to && !result; t++) {
+        const struct tensor *tensor = &view->table->tensors[t];
+        for (uint64_t i = 0; i < tensor->size && tensor->frozen == frozen; i++) {
+            const uint64_t at = tensor->at + i;
+            const bool is_double = view->wide_type == DTYPE_FP64;
+            to[tensor->begin + i] =
+                (is_double ? ((double *)rank->whole)[at] : (double)((float *)rank->whole)[at]) / scale;
+        }
+    }
     return result;
+}
+
+static int gather(struct rank *rank, const void *kept, double scale, double *to, struct error *error)
+{
+    struct session_view view;
+    struct shard_map frozen;
+    int result = session_look(rank->session, &view, error);
+    if (!result) result = gather_index(rank, &view, view.map, false, kept, scale, to, error);
+    if (result) return result;
+    layout_frozen_map(&frozen, view.table, view.map->ranks);
+    const char *behind = (const char *)kept + view.owned * dtype_size(view.wide_type);
+    return gather_index(rank, &view, &frozen, true, behind, scale, to, error);
 }
 
 /* What all ranks saw, put together. */

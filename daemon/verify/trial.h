@@ -55,11 +55,13 @@ struct trial_step {
 };
 
 struct trial {
-    uint64_t parameters; /* P */
+    uint64_t parameters; /* P, of the canonical index */
+    uint64_t trained;    /* those of them that are not frozen */
     uint32_t buckets;    /* in which they are reduced and gathered: one on CPUs */
     uint64_t step_count;
     struct trial_step steps[TRIAL_STEPS_MAX];
-    double *gradient;             /* [P] of the first attempt: reduced over the ranks, divided by the S of its window */
+    double *gradient;             /* [P] of the first attempt: reduced over the ranks, divided by the S of its window;
+                                     0 where frozen */
     double *before;               /* [P] master parameters */
     double *after;                /* [P] master parameters after the last attempt */
     struct session_memory memory; /* of rank 0 */

@@ -247,8 +247,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
         {"job:", "control: {tls: {key: x}}\njob:", "dir/job.yaml:1:11: control.tls: not offered by this version"},
         {"micro: 3", "micro: 3\n  ramp: {from: 1}", "dir/job.yaml:15:3: batch.ramp: not offered by this version"},
-        {"lr: 3e-4", "lr: 3e-4\n  groups: [{match: a, frozen: true}]",
-         "dir/job.yaml:17:23: optimizer.groups.0.frozen: not offered by this version"},
         {"  lr: 3e-4", "- {lr: 3e-4}",
          "dir/job.yaml:16:1: optimizer: several optimizers are not offered by this version"},
     };
@@ -501,6 +499,8 @@ static void numbers_that_do_not_fit_each_other_are_refused(void **state)
          "dir/job.yaml:16:7: optimizer.lr: is 0 while a group has 1: groups follow the schedule by their ratio to it"},
         {"lr: 3e-4", "lr: 1\n  groups: [{match: \"\"}]",
          "dir/job.yaml:17:20: optimizer.groups.0.match: is an empty text"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: a, frozen: 1}]",
+         "dir/job.yaml:17:31: optimizer.groups.0.frozen: 1 is not true or false"},
         {"lr: 3e-4", "lr: 1\n  groups: [{lr: 1}]", "dir/job.yaml:17:12: optimizer.groups.0.match: is missing"},
         {"lr: 3e-4", "lr: 1\n  groups: {match: a}",
          "dir/job.yaml:17:11: optimizer.groups: must be a list of mappings, not a mapping"},

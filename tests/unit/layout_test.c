@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "worker/layout.h"
+#include "worker/near.h"
 
 static struct tensor tensors[] = {
     {.name = "wte.weight", .dimensions = 2, .shape = {3, 2}, .begin = 0, .size = 6},
@@ -16,7 +17,9 @@ static struct tensor tensors[] = {
     {.name = "h.0.attn.c_attn.bias", .dimensions = 1, .shape = {2}, .begin = 10, .size = 2},
     {.name = "h.0.ln_1.weight", .dimensions = 1, .shape = {2}, .begin = 12, .size = 2},
 };
-static const struct tensor_table table = {.tensors = tensors, .count = 4, .parameters = 14};
+static struct stage stage = {.count = 4};
+static struct model model = {
+    .table = {.tensors = tensors, .count = 4, .parameters = 14}, .stages = &stage, .stage_count = 1};
 
 static void open_layout(struct layout *layout, Gacc__V1__ParameterGroup **groups, size_t count)
 {
@@ -26,12 +29,12 @@ static void open_layout(struct layout *layout, Gacc__V1__ParameterGroup **groups
     optimizer.groups = groups;
     optimizer.n_groups = count;
     struct error error = {0};
-    if (layout_open(layout, &table, &optimizer, &error)) fail_msg("%s", error.text);
-    assert_int_equal(layout->count, 4);
+    if (layout_open(layout, &model, &optimizer, &error)) fail_msg("%s", error.text);
 }
 
 static const struct group *group_of(const struct layout *layout, size_t tensor)
 {
+    assert_int_equal(layout->count, 4);
     assert_int_equal(layout->segments[tensor].tensor, tensor);
     return &layout->groups[layout->segments[tensor].group];
 }
@@ -86,8 +89,12 @@ static void a_group_that_matches_nothing_is_refused(void **state)
     optimizer.n_groups = 1;
     struct layout layout;
     struct error error = {0};
-    assert_int_equal(layout_open(&layout, &table, &optimizer, &error), -STATUS_JOB);
-    assert_string_equal(error.text, "optimizer.groups[0].match: 'h.1.*' matches no tensor of the model");
+    assert_int_equal(layout_open(&layout, &model, &optimizer, &error), -STATUS_JOB);
+    assert_string_equal(error.text, "optimizer.groups.0.match: 'h.1.*' matches no tensor; near it: "
+                                    "h.0.attn.c_attn.weight, h.0.attn.c_attn.bias, h.0.ln_1.weight");
+    assert_string_equal(tensors_near(&model.table, "*.c_atn.bias", 3).text, "h.0.attn.c_attn.bias");
+    assert_string_equal(tensors_near(&model.table, "wte.wieght", 1).text, "wte.weight");
+    assert_string_equal(tensors_near(&model.table, "h.?.ln_2.weight", 3).text, "h.0.ln_1.weight");
 }
 
 static void check_runs(const struct layout *layout, const struct shard_map *map, uint32_t rank,
@@ -101,6 +108,7 @@ static void check_runs(const struct layout *layout, const struct shard_map *map,
         assert_int_equal(runs[i].first, expected[i].first);
         assert_int_equal(runs[i].count, expected[i].count);
         assert_int_equal(runs[i].group, expected[i].group);
+        assert_int_equal(runs[i].since, expected[i].since);
     }
     free(runs);
 }
@@ -112,25 +120,114 @@ static void neighbours_of_one_group_are_one_run_of_the_shard(void **state)
     open_layout(&layout, NULL, 0);
     struct shard_map map;
     shard_map_init(&map, 14, 2, 100);
-    check_runs(&layout, &map, 0, (struct run[]){{0, 7, 0}}, 1);
-    check_runs(&layout, &map, 1, (struct run[]){{0, 3, 0}, {3, 4, 1}}, 2);
+    check_runs(&layout, &map, 0, (struct run[]){{0, 7, 0, 0}}, 1);
+    check_runs(&layout, &map, 1, (struct run[]){{0, 3, 0, 0}, {3, 4, 1, 0}}, 2);
     shard_map_init(&map, 14, 2, 11); /* buckets 0…9 and 10…13: rank 0 owns 0…4 and 10, 11; rank 1 5…9 and 12, 13 */
-    check_runs(&layout, &map, 0, (struct run[]){{0, 5, 0}, {5, 2, 1}}, 2);
-    check_runs(&layout, &map, 1, (struct run[]){{0, 5, 0}, {5, 2, 1}}, 2);
+    check_runs(&layout, &map, 0, (struct run[]){{0, 5, 0, 0}, {5, 2, 1, 0}}, 2);
+    check_runs(&layout, &map, 1, (struct run[]){{0, 5, 0, 0}, {5, 2, 1, 0}}, 2);
+    layout.segments[1].since = 30; /* its moments are younger */
+    shard_map_init(&map, 14, 1, 100);
+    check_runs(&layout, &map, 0, (struct run[]){{0, 6, 0, 0}, {6, 4, 0, 30}, {10, 4, 1, 0}}, 3);
     layout_close(&layout);
 }
 
-static void a_gap_in_the_segments_is_in_no_run(void **state)
+static void groups_of_the_same_numbers_for_all_dimensions_are_one(void **state)
+{
+    (void)state;
+    Gacc__V1__ParameterGroup all = group("*", 0.1, 0.25);
+    Gacc__V1__ParameterGroup *groups[] = {&all};
+    struct layout layout;
+    struct shard_map map;
+    open_layout(&layout, groups, 1);
+    shard_map_init(&map, 14, 1, 100);
+    check_runs(&layout, &map, 0, (struct run[]){{0, 14, 0, 0}}, 1);
+    assert_int_equal(layout.groups[0].tensors, 4);
+    assert_int_equal(layout.groups[0].parameters, 14);
+    layout_close(&layout);
+}
+
+/* c_attn.weight is frozen: wte lies at 0…5 of the trained index, the vectors at 6…9. */
+static void open_frozen(struct layout *layout)
+{
+    static Gacc__V1__ParameterGroup frozen, *groups[] = {&frozen};
+    frozen = group("*.c_attn.weight", 0.1, -1);
+    frozen.frozen = true;
+    open_layout(layout, groups, 1);
+}
+
+/* G4 */
+static void a_frozen_tensor_has_no_segment(void **state)
+{
+    (void)state;
+    struct layout layout;
+    struct shard_map map;
+    open_frozen(&layout);
+    assert_int_equal(model.table.trained, 10);
+    assert_int_equal(layout.count, 3);
+    static const uint64_t begins[] = {0, 6, 8}, ends[] = {6, 8, 10};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(layout.segments[i].begin, begins[i]);
+        assert_int_equal(layout.segments[i].end, ends[i]);
+    }
+    assert_true(tensors[1].frozen && tensors[1].at == 0 && !tensors[0].frozen && tensors[2].at == 6);
+    assert_int_equal(stage.end, 10);
+    shard_map_init(&map, model.table.trained, 2, 100);
+    check_runs(&layout, &map, 0, (struct run[]){{0, 5, 2, 0}}, 1);
+    check_runs(&layout, &map, 1, (struct run[]){{0, 1, 2, 0}, {1, 4, 3, 0}}, 2);
+    layout_close(&layout);
+}
+
+static void check_pieces(const struct layout *layout, uint32_t ranks, uint32_t rank, const struct piece *expected,
+                         size_t expected_count)
+{
+    struct shard_map map;
+    struct piece *pieces;
+    size_t count;
+    shard_map_init(&map, model.table.trained, ranks, 100);
+    assert_int_equal(layout_pieces(layout, &model.table, &map, rank, &pieces, &count, NULL), 0);
+    assert_int_equal(count, expected_count);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(pieces[i].begin, expected[i].begin);
+        assert_int_equal(pieces[i].end, expected[i].end);
+        assert_int_equal(pieces[i].at, expected[i].at);
+        assert_int_equal(pieces[i].frozen, expected[i].frozen);
+        assert_int_equal(pieces[i].since, expected[i].since);
+    }
+    free(pieces);
+}
+
+static void what_ranks_keep_covers_the_canonical_index(void **state)
 {
     (void)state;
     struct layout layout;
     open_layout(&layout, NULL, 0);
-    memmove(&layout.segments[1], &layout.segments[2], 2 * sizeof *layout.segments); /* c_attn.weight is not trained */
-    layout.count = 3;
-    struct shard_map map;
-    shard_map_init(&map, 14, 1, 100);
-    check_runs(&layout, &map, 0, (struct run[]){{0, 6, 0}, {10, 4, 1}}, 2);
+    check_pieces(&layout, 1, 0, (struct piece[]){{0, 14, 0, false, 0}}, 1);
     layout_close(&layout);
+    open_frozen(&layout);
+    check_pieces(&layout, 1, 0, (struct piece[]){{0, 6, 0, false, 0}, {10, 14, 6, false, 0}, {6, 10, 10, true, 0}}, 3);
+    check_pieces(&layout, 2, 0, (struct piece[]){{0, 5, 0, false, 0}, {6, 8, 5, true, 0}}, 2);
+    check_pieces(&layout, 2, 1, (struct piece[]){{5, 6, 0, false, 0}, {10, 14, 1, false, 0}, {8, 10, 5, true, 0}}, 3);
+    layout.segments[2].since = 7;
+    check_pieces(
+        &layout, 2, 1,
+        (struct piece[]){{5, 6, 0, false, 0}, {10, 12, 1, false, 0}, {12, 14, 3, false, 7}, {8, 10, 5, true, 0}}, 4);
+    layout_close(&layout);
+}
+
+static void something_is_left_to_train(void **state)
+{
+    (void)state;
+    Gacc__V1__ParameterGroup all = group("*", 0.1, -1);
+    Gacc__V1__ParameterGroup *groups[] = {&all};
+    Gacc__V1__OptimizerSection optimizer = GACC__V1__OPTIMIZER_SECTION__INIT;
+    all.frozen = true;
+    optimizer.lr = 0.1;
+    optimizer.groups = groups;
+    optimizer.n_groups = 1;
+    struct layout layout;
+    struct error error = {0};
+    assert_int_equal(layout_open(&layout, &model, &optimizer, &error), -STATUS_JOB);
+    assert_string_equal(error.text, "optimizer.groups: every tensor is frozen: nothing is left to train");
 }
 
 int main(void)
@@ -140,7 +237,10 @@ int main(void)
         cmocka_unit_test(the_first_group_that_matches_wins),
         cmocka_unit_test(a_group_that_matches_nothing_is_refused),
         cmocka_unit_test(neighbours_of_one_group_are_one_run_of_the_shard),
-        cmocka_unit_test(a_gap_in_the_segments_is_in_no_run),
+        cmocka_unit_test(groups_of_the_same_numbers_for_all_dimensions_are_one),
+        cmocka_unit_test(a_frozen_tensor_has_no_segment),
+        cmocka_unit_test(what_ranks_keep_covers_the_canonical_index),
+        cmocka_unit_test(something_is_left_to_train),
     };
     return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
 }

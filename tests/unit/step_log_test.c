@@ -174,6 +174,32 @@ static void a_culprit_that_is_not_fully_known_is_null_where_unknown(void **unuse
     free(line);
 }
 
+/* One frozen, one with a quarter of the optimizer's rate. */
+static void two_groups(Gacc__V1__TensorGroup *groups[2])
+{
+    static Gacc__V1__TensorGroup each[2];
+    static char biases[] = "*.bias";
+    for (size_t i = 0; i < 2; i++) gacc__v1__tensor_group__init(groups[i] = &each[i]);
+    each[0].match = biases;
+    each[0].tensors = 3, each[0].parameters = 345, each[0].frozen = true;
+    each[1].tensors = 4, each[1].parameters = 12000, each[1].lr_ratio = 0.25, each[1].weight_decay = 0.1;
+}
+
+static void several_groups_have_a_rate_each(void **unused)
+{
+    (void)unused;
+    Gacc__V1__TensorGroup *groups[2];
+    two_groups(groups);
+    struct step_record record = {.lr = 0.5, .groups = groups, .group_count = 2, .accumulate = shares, .ranks = 2};
+    char *line = step_line(&record);
+    assert_non_null(strstr(line, "\"lr\":0.5,\"lr_groups\":[null,0.125],\"loss_scale\""));
+    free(line);
+    record.group_count = 1;
+    line = step_line(&record);
+    assert_null(strstr(line, "lr_groups"));
+    free(line);
+}
+
 static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
 {
     (void)unused;
@@ -182,6 +208,8 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
     Gacc__V1__Memory memory = GACC__V1__MEMORY__INIT;
     memory.parameters = 1, memory.gradients = 2, memory.shard = 3, memory.moments = 4, memory.activations = 5,
     memory.data = 6;
+    Gacc__V1__TensorGroup *groups[2];
+    two_groups(groups);
     struct header_record header = {.job = "tiny",
                                    .job_digest = digest,
                                    .job_digest_length = sizeof digest,
@@ -194,6 +222,10 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
                                    .train_sequences = 1000,
                                    .validation_sequences = 10,
                                    .parameters = 12345,
+                                   .trained = 12000,
+                                   .groups = groups,
+                                   .group_count = 2,
+                                   .lr = 0.5,
                                    .device = "cpu",
                                    .memory = &memory,
                                    .versions = versions,
@@ -202,7 +234,10 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
         header_line(&header),
         "{\"type\":\"header\",\"job\":\"tiny\",\"job_digest\":\"00abff\",\"effective_batch\":14,\"micro_batch\":2,"
         "\"accumulate\":[4,3],\"ranks\":2,\"tokens_per_step\":896,\"total_steps\":100,\"train_sequences\":1000,"
-        "\"validation_sequences\":10,\"parameters\":12345,\"device\":\"cpu\","
+        "\"validation_sequences\":10,\"parameters\":12345,\"trained\":12000,\"groups\":["
+        "{\"match\":\"*.bias\",\"tensors\":3,\"parameters\":345,\"lr\":null,\"weight_decay\":null,\"frozen\":true},"
+        "{\"match\":null,\"tensors\":4,\"parameters\":12000,\"lr\":0.125,\"weight_decay\":0.1,\"frozen\":false}],"
+        "\"device\":\"cpu\","
         "\"memory\":{\"parameters\":1,\"gradients\":2,\"shard\":3,\"moments\":4,\"activations\":5,\"data\":6},"
         "\"versions\":[\"openblas 0.3.21\"],"
         "\"resumed_from\":null}");
@@ -490,6 +525,7 @@ int main(void)
         cmocka_unit_test(without_a_scaler_scale_and_tracker_are_null),
         cmocka_unit_test(a_non_finite_loss_is_counted_and_a_missing_one_is_not),
         cmocka_unit_test(a_culprit_that_is_not_fully_known_is_null_where_unknown),
+        cmocka_unit_test(several_groups_have_a_rate_each),
         cmocka_unit_test(header_eval_event_end_and_result_say_what_they_hold),
         cmocka_unit_test(doubles_are_as_short_as_they_can_be),
         cmocka_unit_test(any_double_reads_back_as_the_same_bits_from_the_fewest_digits),

@@ -26,13 +26,16 @@ enum activation activation_of(Gacc__V1__Activation activation);
 /* A tensor's part of the flat buffers; NULL for a tensor that the model does not have (a bias). */
 static inline const compute *tensor_parameters(const struct pass *pass, const struct tensor *tensor)
 {
-    return tensor ? (const char *)pass->parameters + tensor->begin * dtype_size(pass->kernels->compute_type) : NULL;
+    if (!tensor) return NULL;
+    const compute *values = tensor->frozen ? pass->frozen : pass->parameters;
+    return (const char *)values + tensor->at * dtype_size(pass->kernels->compute_type);
 }
 
+/* NULL for one that is frozen, too. */
 static inline wide *tensor_gradient(const struct pass *pass, const struct tensor *tensor)
 {
-    return tensor ? (char *)pass->gradients + tensor->begin * dtype_size(dtype_wide(pass->kernels->compute_type))
-                  : NULL;
+    if (!tensor || tensor->frozen) return NULL;
+    return (char *)pass->gradients + tensor->at * dtype_size(dtype_wide(pass->kernels->compute_type));
 }
 
 #endif
