@@ -4,7 +4,9 @@ Each job trains on both in each precision, and on the processor in fp64. How far
 rounding does to this job; the GPU's may be FLOORS times as far, as in gaccd verify.
 """
 import array
+import concurrent.futures
 import glob
+import itertools
 import json
 import math
 import os
@@ -12,13 +14,14 @@ import re
 import shutil
 import struct
 
-from machine import Failed, TooSlow, attempt, find_tool
+from machine import Failed, OutOfTime, TooSlow, attempt, build_command, find_tool
 
 FLOORS = 4
 EXACT = 1e-6  # of the way that the weights go: a few roundings of fp32, for jobs that the processor computes exactly
 STEPS = 6
 SANITIZER_SECONDS = 45  # for one program under one tool
 PRECISIONS = ("fp32", "bf16", "fp16")
+AT_ONCE = 4  # jobs: most of the time of each is the start
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -102,11 +105,10 @@ class Jobs:
         self.runner, self.gaccd, self.directory, self.gpu_device = runner, gaccd, directory, gpu_device
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
-        self.count = 0
+        self.numbers = itertools.count(1)
 
     def train(self, path, device, precision, ranks=1, settings=()):
-        self.count += 1
-        output = os.path.join(self.directory, f"run-{self.count}")
+        output = os.path.join(self.directory, f"run-{next(self.numbers)}")
         command = [self.gaccd, path, "--device", device, "--output", output, "--resume", "never",
                    "--set", f"precision.compute={precision}"]
         if precision == "fp16":  # no skipped steps, so that all runs take the same
@@ -198,40 +200,59 @@ def sanitize(results, runner, build, tool):
     for program in sorted(glob.glob(os.path.join(build, "tests", "gpu_*_test"))):
         name = f"{os.path.basename(program)} under {tool}"
         if not sanitizer:
-            results.add("correct", name, "skip", note="there is no compute-sanitizer")
+            results.add("further", name, "skip", note="there is no compute-sanitizer")
             continue
         try:
             done = runner.run([sanitizer, "--tool", tool, "--error-exitcode", "86", program], SANITIZER_SECONDS)
-        except TooSlow as why:
-            results.add("correct", name, "skip", note=str(why))
+        except (TooSlow, OutOfTime) as why:
+            results.add("further", name, "skip", note=str(why))
             continue
         refused = "Device not supported" in done.out
         summary = re.search(r"(ERROR|RACECHECK) SUMMARY.*", done.out)
-        results.add("correct", name, "skip" if refused else "pass" if done.status == 0 else "fail",
+        results.add("further", name, "skip" if refused else "pass" if done.status == 0 else "fail",
                     note="device not supported" if refused else summary.group(0) if summary else done.why())
 
 
+def check_registers(results, runner, build):
+    ctest(results, runner, build, "no kernel spills", ["-R", "^gpu_registers$"], 30)
+
+
 def check(runner, results, build, gpu, work):
-    """All checks, in the order of what they build on."""
-    gaccd = os.path.join(build, "daemon", "gaccd")
-    jobs_ = Jobs(runner, gaccd, os.path.join(work, "jobs"), "cuda")
-
-    def guarded(name, work_, *arguments):
-        return attempt(results, "correct", name, work_, *arguments)
-
-    guarded("unit tests", ctest, results, runner, build, "unit tests", ["-L", "^unit$"], 120)
+    """What the GPU computes: its kernels, and jobs on it beside the processor; some at once. Without one the harness alone, by
+    jobs on the processor."""
+    jobs_ = Jobs(runner, os.path.join(build, "daemon", "gaccd"), os.path.join(work, "jobs"), "cuda")
     paths = {name: write_job(name, *rest, jobs_.directory) for name, *rest in jobs()}
-    guarded("two ranks", two_ranks, results, jobs_, paths["gpt"])
     if not gpu:
+        attempt(results, "correct", "two ranks", two_ranks, results, jobs_, paths["gpt"])
         return
-    guarded("kernels' tests", kernel_tests, results, runner, build)
-    for name, path in paths.items():
-        found = guarded(name, check_job, results, jobs_, name, path)
-        if found and name == "gpt":
-            guarded("gpt", check_gpt_further, results, jobs_, path, *found)
-    guarded("gaccd verify", verify, results, jobs_, paths["gpt"])
-    for tool in ("memcheck", "racecheck"):
-        guarded(tool, sanitize, results, runner, build, tool)
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        pool.submit(attempt, results, "correct", "kernels' tests", kernel_tests, results, runner, build)
+        for name, path in paths.items():
+            pool.submit(attempt, results, "correct", name, check_job_wholly, results, jobs_, name, path)
+        pool.submit(attempt, results, "correct", "gaccd verify", verify, results, jobs_, paths["gpt"])
+        pool.submit(attempt, results, "correct", "two ranks", two_ranks, results, jobs_, paths["gpt"])
+        pool.submit(attempt, results, "correct", "no kernel spills", check_registers, results, runner, build)
+
+
+def check_job_wholly(results, jobs_, name, path):
+    exact, start = check_job(results, jobs_, name, path)
+    if name == "gpt":
+        check_gpt_further(results, jobs_, path, exact, start)
+
+
+def check_further(runner, results, build, gpu, work):
+    """What is worth less: the kernels under compute-sanitizer, and the tests of what runs on the processor."""
+    del work
+    for tool in ("memcheck", "racecheck") if gpu else ():
+        attempt(results, "further", tool, sanitize, results, runner, build, tool)
+    attempt(results, "further", "unit tests", unit_tests, results, runner, build)
+
+
+def unit_tests(results, runner, build):
+    done = runner.run(build_command(build), runner.clock.left())
+    if done.status != 0:
+        raise Failed(done.why())
+    ctest(results, runner, build, "unit tests", ["-L", "^unit$"], 120)
 
 
 def two_ranks(results, jobs_, path):

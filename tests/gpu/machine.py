@@ -87,6 +87,14 @@ def find_gpu():
     return Gpu(*found) if found and len(found) == 4 else None
 
 
+def count_gpus():
+    try:
+        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 1
+    return max(done.stdout.count("\n"), 1)
+
+
 class MemoryWatch:
     """The most memory that was in use on the GPU (MiB) while in the with block, beyond what was before."""
 
@@ -113,6 +121,11 @@ class MemoryWatch:
 def module_file(build):
     """The GPU backend, where the program of that build looks for it."""
     return os.path.join(build, "daemon", "gacc_cuda.so")
+
+
+def build_command(build, *targets):
+    """targets: none are all."""
+    return ["cmake", "--build", build, "-j", str(len(os.sched_getaffinity(0))), *(["--target", *targets] if targets else [])]
 
 
 def find_tool(name):

@@ -8,6 +8,11 @@ MODELS = {
 PEAK_TFLOPS = {"H100": 989, "H200": 989, "GH200": 989, "A100": 312}  # dense bf16, by the vendor's data sheets
 
 
+def job_keys(model):
+    """What a job says of it."""
+    return {**{f"model.{key}": value for key, value in model.items()}, "model.context": CONTEXT, "model.vocab": VOCAB}
+
+
 def padded_vocab(multiple=128):
     return (VOCAB + multiple - 1) // multiple * multiple
 
@@ -24,12 +29,14 @@ def flops_per_token(model):
     return 6 * parameters(model) + 12 * model["layers"] * model["width"] * CONTEXT
 
 
-def products(model, micro):
-    """(name, m, n, k, calls) of every product of weights in a micro-batch, forward and backward: m rows, n columns, k summed."""
+def products(model, micro, recompute=False):
+    """(name, m, n, k, calls) of every product of weights in a micro-batch, forward and backward: m rows, n columns, k summed.
+    recompute: of all blocks but the last, whose activations are still there, the forward's run twice, but for the mlp's second."""
     rows, width, layers = micro * CONTEXT, model["width"], model["layers"]
     linears = [("c_attn", width, 3 * width, layers), ("attn.c_proj", width, width, layers), ("c_fc", width, 4 * width, layers),
                ("mlp.c_proj", 4 * width, width, layers), ("head", width, padded_vocab(), 1)]
     for name, inner, outer, calls in linears:
-        yield name, rows, outer, inner, calls
+        again = layers - 1 if recompute and name in ("c_attn", "attn.c_proj", "c_fc") else 0
+        yield name, rows, outer, inner, calls + again
         yield f"{name}, input's gradient", rows, inner, outer, calls
         yield f"{name}, weight's gradient", inner, outer, rows, calls

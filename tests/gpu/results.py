@@ -1,6 +1,7 @@
 """What tests/gpu/run found out: rows with an outcome or a figure, kept as JSON after each, and shown as a table."""
 import json
 import os
+import threading
 
 
 def figure_text(value):
@@ -19,6 +20,7 @@ class Results:
 
     def __init__(self, path=None, machine=None):
         self.path, self.machine, self.rows = path, machine or {}, []
+        self.lock = threading.Lock()
 
     @classmethod
     def read(cls, path):
@@ -31,9 +33,10 @@ class Results:
     def add(self, part, name, outcome, value=None, unit="", goal=None, note=""):
         assert outcome in ("pass", "fail", "skip", "figure"), outcome
         row = {"part": part, "name": name, "outcome": outcome, "value": value, "unit": unit, "goal": goal, "note": note}
-        self.rows.append(row)
-        print("  " + " ".join(field for field in line_of(row)[1:] if field), flush=True)
-        self.write()
+        with self.lock:
+            self.rows.append(row)
+            print("  " + " ".join(field for field in line_of(row)[1:] if field), flush=True)
+            self.write()
         return row
 
     def write(self):
@@ -68,8 +71,8 @@ class Results:
 
 
 def met(row):
-    """Whether a figure reaches its goal; None without one."""
-    if not row["goal"]:
+    """Whether a figure reaches its goal; None without one, or where it was not taken."""
+    if not row["goal"] or row["value"] is None:
         return None
     sign, wanted = row["goal"]
     return row["value"] >= wanted if sign == ">=" else row["value"] <= wanted
@@ -77,6 +80,7 @@ def met(row):
 
 def line_of(row):
     reached = met(row)
-    goal = f"{row['goal'][0]} {figure_text(row['goal'][1])} {'yes' if reached else 'NO'}" if row["goal"] else ""
+    verdict = {True: "yes", False: "NO", None: "?"}[reached]
+    goal = f"{row['goal'][0]} {figure_text(row['goal'][1])} {verdict}" if row["goal"] else ""
     result = figure_text(row["value"]) if row["outcome"] == "figure" else row["outcome"]
     return row["part"], row["name"], result, row["unit"], goal, row["note"]

@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ signal.signal(signal.SIGINT, lambda *_: sys.exit(70))
 output = sys.argv[sys.argv.index("--output") + 1]
 os.makedirs(output)
 count = int(settings["batch.global"]) / int(settings["batch.micro"])
+with open(os.path.join(output, "log.jsonl"), "a") as log:
+    log.write(json.dumps({{"type": "header"}}) + "\\n")
 for step in range(1000):
     with open(os.path.join(output, "log.jsonl"), "a") as log:
         log.write(json.dumps({{"type": "step", "verdict": "skip" if step < 2 else "apply",
@@ -39,6 +42,10 @@ PEER = {"train": {"version": "2", "tokens_per_second": 80000, "compile_seconds":
         "roof": {"tflops": 700, "products_seconds": 0.005, "attention_seconds": 0.001}}
 UPDATE = """#!/bin/sh
 echo '{"parameters": 124439808, "bytes": 3982073856, "seconds": 0.001, "copy_bytes_per_second": 4e12, "ratio": 1.0045}'
+"""
+BUCKETS = """#!/bin/sh
+echo '{"ranks": 1, "transport": "NCCL 2", "buckets": [{"count": 4, "elements": 1000, "seconds": 0.002, "exposed": 0.001},
+    {"count": 8, "elements": 500, "seconds": 0.0021, "exposed": 0.0005}]}'
 """
 
 
@@ -181,11 +188,12 @@ class Figures(Case):
         weights = 12 * 12 * 768 * 768 + 50304 * 768
         self.assertEqual(flops, 6 * weights * 2 * models.CONTEXT)
 
-    def measure(self, too_large=False, fails_at=None):
+    def measure(self, too_large=False, fails_at=None, seconds=10 * timings.SECONDS):
         build = self.path("build")
-        for name, text in (("daemon/gaccd", STAND_IN.format(too_large=too_large, fails_at=fails_at)), ("tests/update", UPDATE)):
+        for name, text in (("daemon/gaccd", STAND_IN.format(too_large=too_large, fails_at=fails_at)), ("tests/update", UPDATE),
+                           ("tests/buckets", BUCKETS)):
             program = os.path.join(build, name)
-            os.makedirs(os.path.dirname(program))
+            os.makedirs(os.path.dirname(program), exist_ok=True)
             with open(program, "w") as file:
                 file.write(text)
             os.chmod(program, 0o755)
@@ -193,33 +201,74 @@ class Figures(Case):
         gpu = machine.Gpu("NVIDIA H200", "9.0", "143771", "580")
         with quiet(), mock.patch.object(timings, "write_tokens"), \
                 mock.patch.object(timings.Bench, "torch", lambda self, what, *_, **__: PEER[what]):
-            timings.measure(self.runner(), results, build, gpu, self.directory)
+            timings.measure(self.runner(seconds), results, build, gpu, self.directory)
         with open(self.path("results.json")) as file:
             self.assertEqual(json.load(file)["rows"], results.rows)
         return results
 
+    def test_products_that_are_recomputed_count_again(self):
+        def flops(recompute):
+            return sum(2 * calls * m * n * k for _, m, n, k, calls in models.products(models.MODELS["1558M"], 2, recompute))
+
+        self.assertEqual(flops(True) - flops(False), 2 * 47 * 8 * 1600 * 1600 * 2 * models.CONTEXT)
+
     def test_every_figure_is_taken(self):
         results = self.measure()
         self.assertEqual({row["outcome"] for row in results.rows}, {"figure"}, results.rows)
-        self.assertEqual(results.figure("124M: best b"), 64)
-        rate = 512 * 1024 / (8 * 0.01 + 0.002)
+        self.assertLessEqual(set(timings.ASKED), {row["name"] for row in results.rows})
+        for row in results.rows:
+            self.assertEqual(row["goal"], timings.ASKED.get(row["name"], ("", None))[1])
+        self.assertEqual(results.figure("124M: best b"), 128)
+        rate = 512 * 1024 / (4 * 0.01 + 0.002)
         self.assertAlmostEqual(results.figure("124M: tokens a second"), rate)
         self.assertAlmostEqual(results.figure("124M: gaccd / PyTorch"), rate / 80000)
         self.assertAlmostEqual(results.figure("124M: model FLOP utilisation"), 100 * rate * 855166464 / 989e12)
-        self.assertAlmostEqual(results.figure("124M: share that is no product of weights"), 100 * (1 - 8 * 0.005 / 0.082))
+        self.assertAlmostEqual(results.figure("124M: share that is no product of weights"), 100 * (1 - 4 * 0.005 / 0.042))
         notes = {row["name"]: row["note"] for row in results.rows}
         self.assertEqual(notes["124M: fp16 with scaling / bf16"], "0 of 5 steps skipped")
-        self.assertAlmostEqual(results.figure("124M: b = 4 / best b"), 0.082 / (128 * 0.01 + 0.002))
+        self.assertAlmostEqual(results.figure("124M: b = 4 / best b"), 0.042 / (128 * 0.01 + 0.002))
         self.assertAlmostEqual(results.figure("124M: found_inf, clip, update / moving their bytes"), 1.0045)
         self.assertAlmostEqual(results.figure("124M: a step beside its micro-batches"), 2)
-        self.assertAlmostEqual(results.figure("1558M: of that roof"), 100 * 64 * 1024 / 0.022 * 10279555200 / 700e12)
+        self.assertEqual(results.figure("1558M: best b"), 64)  # as many as B
+        rate = 64 * 1024 / 0.012
+        self.assertAlmostEqual(results.figure("1558M: of the matrix-product roof"), 100 * rate * 10279555200 / 700e12)
+        self.assertAlmostEqual(results.figure("1558M: share that is no product of weights"), 100 * (1 - 0.005 / 0.012))
+        self.assertLess(results.figure("1558M: start, initial weights included"), 10)
+        self.assertAlmostEqual(results.figure("buckets: eight / the cheapest number"), 1.05)
 
     def test_what_fails_is_told_and_the_rest_is_measured(self):
         results = self.measure(too_large=True, fails_at=64)
-        told = {row["name"]: (row["outcome"], row["note"]) for row in results.rows if row["outcome"] != "figure"}
+        told = {row["name"]: (row["outcome"], row["note"]) for row in results.rows if row["outcome"] == "fail"}
         self.assertEqual(told, {"124M, bf16, b = 64": ("fail", "exit status 1: gaccd: out of memory"),
-                                "1558M": ("fail", "exit status 1: gaccd: out of memory")})
+                                "1558M, bf16, b = 32": ("fail", "exit status 1: gaccd: out of memory"),
+                                "1558M, bf16, b = 64": ("fail", "exit status 1: gaccd: out of memory"),
+                                "1558M, bf16, b = 16": ("fail", "exit status 1: gaccd: out of memory"),
+                                "1558M": ("fail", "no b worked"),
+                                "1558M: products": ("fail", "there is no rate to hold it against"),
+                                "1558M: PyTorch": ("fail", "there is no rate to hold it against")})
         self.assertEqual(results.figure("124M: best b"), 32)
+        missing = {row["name"] for row in results.rows if row["outcome"] == "skip"}
+        self.assertEqual(missing, {name for name in timings.ASKED if name.startswith("1558M")})
+
+    def test_what_there_was_no_time_for_is_named_with_its_goal(self):
+        results = self.measure(seconds=30)
+        outcomes = {row["name"]: row for row in results.rows}
+        self.assertEqual(outcomes["124M: tokens a second"]["outcome"], "figure")
+        self.assertRegex(outcomes["1558M: PyTorch"]["note"], r"^left out: it takes 120 s, and \d+ were left$")
+        row = outcomes["1558M: gaccd / PyTorch"]
+        self.assertEqual((row["outcome"], row["value"], row["goal"]), ("skip", None, [">=", 1.15]))
+        self.assertIn(">= 1.15 ?", results.table())
+
+    def test_the_plan_is_under_eight_minutes_and_passes_on_what_is_saved(self):
+        run = runpy.run_path(RUN, run_name="run")
+        self.assertLessEqual(sum(run["PLAN"].values()), 8 * 60 - 5)
+        self.assertEqual(run["PLAN"]["speed"], sum(seconds for _, seconds, _ in timings.PLAN[:-1]))
+        allowance = run["allowance"]
+        self.assertEqual(allowance("correct", 8, 50), 65 + 60)
+        self.assertEqual(allowance("correct", 8, 200), 65)
+        self.assertEqual(allowance("speed", 4, 100), timings.SECONDS / 2)
+        for name in run["describe_plan"]().split("speed: ")[1].split(", "):
+            self.assertRegex(name, r"^\S.* \d+$")
 
 
 if __name__ == "__main__":

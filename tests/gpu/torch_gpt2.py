@@ -1,12 +1,12 @@
 """What the same GPU gives PyTorch: the peer of tests/gpu/timings.py. Each command prints one JSON object.
 
-    torch_gpt2.py train --micro 32 --accumulate 16 [--steps 6] [--precision bf16|fp16] [--model 124M|1558M] --data TOKENS
-    torch_gpt2.py roof --micro 32 [--model 124M|1558M]
+    torch_gpt2.py train --micro 32 --accumulate 16 [--steps 6] [--precision bf16|fp16] [--model 124M|1558M] [--recompute] --data TOKENS
+    torch_gpt2.py roof --micro 32 [--model 124M|1558M] [--recompute]
 
 train: GPT-2 the usual way: torch.compile, flash attention, autocast, fused AdamW, the vocabulary padded to a multiple of 128,
 weights and moments in fp32. fp16 has a GradScaler. The first two steps (compilation) are not counted, the median of the others
 is. roof: the time of one micro-batch's matrix products alone, each as cuBLAS does it at the model's own shapes in the better
-of two layouts, and of its attention.
+of two layouts, and of its attention. --recompute: blocks' activations are not kept (torch.utils.checkpoint).
 """
 import argparse
 import json
@@ -18,6 +18,7 @@ import time
 import numpy
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "peer"))
 import gpt2  # noqa: E402
@@ -36,9 +37,16 @@ class FlashAttention(gpt2.Attention):
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, context, width))
 
 
-def make_model(name):
+class RecomputedBlock(gpt2.Block):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def make_model(name, recompute):
     config = dict(MODELS[name], context=CONTEXT, vocab=padded_vocab(), bias=True, tie=True, dropout=0.0, approximate="tanh")
     gpt2.Attention = FlashAttention
+    if recompute:
+        gpt2.Block = RecomputedBlock
     torch.manual_seed(1)
     model = gpt2.GPT(config)
     for parameter in model.parameters():
@@ -62,7 +70,7 @@ def batches(options):
 
 def train(options):
     torch.set_float32_matmul_precision("high")
-    model = make_model(options.model)
+    model = make_model(options.model, options.recompute)
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
@@ -112,7 +120,7 @@ def roof(options):
 
     model = MODELS[options.model]
     total, flops, table = 0.0, 0.0, []
-    for name, m, n, k, calls in products(model, options.micro):
+    for name, m, n, k, calls in products(model, options.micro, options.recompute):
         a, b, transposed = random(m, k), random(k, n), random(n, k)
         seconds = min(seconds_of(lambda: a @ b), seconds_of(lambda: a @ transposed.t()))
         table.append({"product": name, "shape": [m, n, k], "calls": calls, "seconds": seconds,
@@ -138,6 +146,7 @@ def main():
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--precision", default="bf16", choices=DTYPES)
+    parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--data")
     options = parser.parse_args()
     print(json.dumps({"train": train, "roof": roof}[options.command](options)))
