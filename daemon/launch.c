@@ -56,6 +56,7 @@ struct launch {
     Gacc__V1__JobSpec *job;
     char addresses[LISTENERS_ADDRESSES_MAX]; /* of the coordinator */
     uint8_t secret[SECRET_BYTES];
+    struct workers_certificate certificate;
     bool finished; /* nothing to do: an earlier start did it */
     enum device_wanted device_wanted;
     char shared_memory[256];
@@ -157,6 +158,7 @@ static int start_coordinator(struct launch *launch, struct error *error)
     launch->finished = ready.finished;
     snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
     memcpy(launch->secret, ready.secret, SECRET_BYTES);
+    launch->certificate = ready.certificate;
     int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
     return ready.resumes ? go_on(launch, &ready, error) : 0;
@@ -216,6 +218,7 @@ static int write_invitation(struct launch *launch, uint8_t **bytes, uint64_t *le
         invitation.job = launch->job;
         invitation.addresses = launch->addresses;
         invitation.secret = (ProtobufCBinaryData){SECRET_BYTES, launch->secret};
+        invitation.certificate = (ProtobufCBinaryData){launch->certificate.length, launch->certificate.bytes};
         invitation.device = devices[launch->device_wanted];
     }
     *length = gacc__v1__invitation__get_packed_size(&invitation);
@@ -229,10 +232,14 @@ static int read_invitation(struct launch *launch, const uint8_t *bytes, uint64_t
 {
     Gacc__V1__Invitation *invitation = gacc__v1__invitation__unpack(NULL, length, bytes);
     const bool can_be =
-        invitation && (invitation->finished || (invitation->job && invitation->secret.len == SECRET_BYTES));
+        invitation && (invitation->finished || (invitation->job && invitation->secret.len == SECRET_BYTES &&
+                                                invitation->certificate.len <= sizeof launch->certificate.bytes));
     if (can_be && !invitation->finished) {
         snprintf(launch->addresses, sizeof launch->addresses, "%s", invitation->addresses);
         memcpy(launch->secret, invitation->secret.data, SECRET_BYTES);
+        launch->certificate.length = (uint32_t)invitation->certificate.len;
+        if (launch->certificate.length)
+            memcpy(launch->certificate.bytes, invitation->certificate.data, launch->certificate.length);
         launch->job = invitation->job;
         invitation->job = NULL;
         for (int wanted = 0; wanted < (int)(sizeof devices / sizeof *devices); wanted++)
@@ -485,8 +492,14 @@ static void on_idle(void *context)
 static int open_control(struct launch *launch, struct control **control, struct error *error)
 {
     const struct control_client_events events = {on_lost, on_farewell, on_idle, launch, on_silent};
-    return control_client_open(control, launch->addresses, launch->secret, launch->place.rank,
-                               launch->job->control->timeout_seconds, &events, error);
+    uint8_t fingerprint[TLS_FINGERPRINT_BYTES];
+    tls_fingerprint(launch->certificate.bytes, launch->certificate.length, fingerprint);
+    const struct control_address to = {
+        .addresses = launch->addresses,
+        .fingerprint = launch->certificate.length ? fingerprint : NULL,
+        .secret = launch->secret,
+    };
+    return control_client_open(control, &to, launch->place.rank, launch->job->control->timeout_seconds, &events, error);
 }
 
 static int say_cannot_start(const struct launch *launch, struct control *control, const struct error *why,

@@ -33,6 +33,7 @@ struct tls {
     BIO *in, *out; /* of ssl */
     size_t received;
     bool is_established;
+    enum tls_fault fault;
 };
 
 /* ---- what OpenSSL says ---- */
@@ -40,10 +41,31 @@ struct tls {
 /* The first thing that went wrong is the reason; what follows says where it led. */
 static const char *first_reason(void)
 {
-    const unsigned long code = ERR_peek_error();
-    const char *reason = ERR_reason_error_string(code);
+    const char *reason = ERR_reason_error_string(ERR_peek_error());
     ERR_clear_error();
     return reason ? reason : "OpenSSL failed";
+}
+
+static enum tls_fault fault_of(unsigned long code)
+{
+    static const struct {
+        int reason;
+        enum tls_fault fault;
+    } rows[] = {
+        {SSL_R_WRONG_VERSION_NUMBER, TLS_NOT_SPOKEN},
+        {SSL_R_HTTP_REQUEST, TLS_NOT_SPOKEN},
+        {SSL_R_HTTPS_PROXY_REQUEST, TLS_NOT_SPOKEN},
+        {SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED, TLS_REFUSED},
+        {SSL_R_TLSV1_ALERT_UNKNOWN_CA, TLS_REFUSED},
+        {SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE, TLS_REFUSED}, /* TLS 1.2 for "certificate required" */
+        {SSL_R_SSLV3_ALERT_BAD_CERTIFICATE, TLS_REFUSED},
+        {SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED, TLS_REFUSED},
+        {SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN, TLS_REFUSED},
+        {SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE, TLS_REFUSED},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (ERR_GET_LIB(code) == ERR_LIB_SSL && ERR_GET_REASON(code) == rows[i].reason) return rows[i].fault;
+    return TLS_NO_FAULT;
 }
 
 static int fail_internal(const char *what, struct error *error)
@@ -80,6 +102,7 @@ static int use_files(SSL_CTX *ssl, const char *certificate, const char *key, str
 
 static int load_authorities(SSL_CTX *ssl, const char *path, struct error *error)
 {
+    if (!path) return SSL_CTX_set_default_verify_paths(ssl) == 1 ? 0 : fail_internal("TLS", error);
     if (!is_readable(path, error)) return -STATUS_MISSING;
     if (SSL_CTX_load_verify_file(ssl, path) != 1)
         return error_set(error, STATUS_DATA, "%s: no certificates in PEM: %s", path, first_reason());
@@ -120,13 +143,15 @@ static int make_ephemeral(SSL_CTX *ssl, const char *names, struct error *error)
     return made ? 0 : fail_internal("a certificate", error);
 }
 
+/* gRPC's clients offer h2 alone; one that offers both (curl, Prometheus) wants pages. */
 static int choose_protocol(SSL *ssl, const uint8_t **chosen, uint8_t *length, const uint8_t *offered,
                            unsigned offered_length, void *data)
 {
     (void)ssl;
-    static const uint8_t spoken[] = "\x02h2\x08http/1.1";
+    static const uint8_t both[] = "\x08http/1.1\x02h2", h2[] = "\x02h2";
     const struct tls_context *context = data;
-    const unsigned size = context->http1 ? sizeof spoken - 1 : 3;
+    const uint8_t *spoken = context->http1 ? both : h2;
+    const unsigned size = context->http1 ? sizeof both - 1 : sizeof h2 - 1;
     uint8_t *found;
     if (SSL_select_next_proto(&found, length, spoken, size, offered, offered_length) != OPENSSL_NPN_NEGOTIATED)
         return SSL_TLSEXT_ERR_ALERT_FATAL;
@@ -322,7 +347,14 @@ static int judge(struct tls *tls, int result, struct error *error)
         return error_set(error, STATUS_UNAVAILABLE, "TLS: the peer has closed the connection");
     default: {
         const long verified = SSL_get_verify_result(tls->ssl);
+        tls->fault = fault_of(ERR_peek_error());
         const char *reason = first_reason();
+        if (tls->fault == TLS_NOT_SPOKEN)
+            return error_set(error, STATUS_UNAVAILABLE, "TLS: what the peer sends is none");
+        if (verified != X509_V_OK)
+            tls->fault = verified == X509_V_ERR_HOSTNAME_MISMATCH || verified == X509_V_ERR_IP_ADDRESS_MISMATCH
+                             ? TLS_OTHER_NAME
+                             : TLS_UNTRUSTED;
         if (verified != X509_V_OK)
             return error_set(error, STATUS_UNAVAILABLE, "TLS: the peer's certificate: %s",
                              X509_verify_cert_error_string(verified));
@@ -331,16 +363,21 @@ static int judge(struct tls *tls, int result, struct error *error)
     }
 }
 
-ssize_t tls_read(struct tls *tls, uint8_t *bytes, size_t capacity, struct error *error)
+int tls_handshake(struct tls *tls, struct error *error)
 {
     ERR_clear_error();
     if (BIO_ctrl_pending(tls->out) > TLS_OUTPUT_MAX)
         return error_set(error, STATUS_UNAVAILABLE, "TLS: the peer makes answers that it does not read");
-    if (!tls->is_established) {
-        const int result = SSL_do_handshake(tls->ssl);
-        if (result != 1) return judge(tls, result, error);
-        tls->is_established = true;
-    }
+    if (tls->is_established) return 0;
+    const int result = SSL_do_handshake(tls->ssl);
+    tls->is_established = result == 1;
+    return result == 1 ? 0 : judge(tls, result, error);
+}
+
+ssize_t tls_read(struct tls *tls, uint8_t *bytes, size_t capacity, struct error *error)
+{
+    const int status = tls_handshake(tls, error);
+    if (status || !tls->is_established) return status;
     const int length = SSL_read(tls->ssl, bytes, capacity < INT_MAX ? (int)capacity : INT_MAX);
     return length > 0 ? length : judge(tls, length, error);
 }
@@ -369,4 +406,9 @@ size_t tls_output(struct tls *tls, uint8_t *bytes, size_t capacity)
 bool tls_is_established(const struct tls *tls)
 {
     return tls->is_established;
+}
+
+enum tls_fault tls_fault(const struct tls *tls)
+{
+    return tls->fault;
 }

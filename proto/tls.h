@@ -33,8 +33,8 @@ struct tls_server_options {
 
 struct tls_client_options {
     const uint8_t *fingerprint;    /* this certificate and no other; NULL: as `authorities` say */
-    const char *authorities;       /* PEM file */
-    const char *host;              /* with authorities: the name or address that the certificate has to be for */
+    const char *authorities;       /* PEM file; NULL: those that the system trusts */
+    const char *host;              /* without fingerprint: the name or address that the certificate has to be for */
     const char *certificate, *key; /* PEM files, for a server that asks; NULL: there is none */
 };
 
@@ -55,16 +55,30 @@ void tls_fingerprint(const uint8_t *der, size_t length, uint8_t fingerprint[TLS_
 int tls_open(struct tls **out, struct tls_context *context, struct error *error);
 void tls_close(struct tls *tls); /* NULL is allowed */
 
-/* Sealed bytes from the socket; then tls_read until it has no more. Negative: no memory, or too many. */
+/* Sealed bytes from the socket; then tls_read until it has no more, or, where plain ones are not wanted yet,
+ * tls_handshake. Negative: no memory, or too many. */
 int tls_input(struct tls *tls, const uint8_t *bytes, size_t length, struct error *error);
-/* Plain bytes: their number, 0 when there are none now, negative when there will be none: 69 with the reason. Takes the
- * handshake along, so what tls_output then has is to be sent even after a failure: it tells the peer why. */
+/* Goes on with it. 0: it waits for the peer, or is done (tls_is_established); 69 with the reason: there will be none.
+ * What tls_output then has is to be sent even after a failure: it tells the peer why. */
+int tls_handshake(struct tls *tls, struct error *error);
+/* Plain bytes, behind the handshake, which it takes along: their number, 0 when there are none now, negative when there
+ * will be none, as from tls_handshake. */
 ssize_t tls_read(struct tls *tls, uint8_t *bytes, size_t capacity, struct error *error);
 /* Plain bytes to be sealed, once the handshake is done: tls_output has them. */
 int tls_write(struct tls *tls, const uint8_t *bytes, size_t length, struct error *error);
 /* Bytes for the socket: their number, 0 when there are none. */
 size_t tls_output(struct tls *tls, uint8_t *bytes, size_t capacity);
-/* The handshake is done, and the peer is who it has to be. */
+/* What is behind a failure, for who wants to say the next step. */
+enum tls_fault {
+    TLS_NO_FAULT,   /* or none of these */
+    TLS_NOT_SPOKEN, /* by the peer */
+    TLS_UNTRUSTED,  /* its certificate, or who signed it */
+    TLS_OTHER_NAME, /* its certificate is for another host */
+    TLS_REFUSED,    /* our certificate, or that there is none */
+};
+enum tls_fault tls_fault(const struct tls *tls);
+/* The handshake is done, and the peer is who it has to be. (A server of TLS 1.3 may refuse a client's certificate
+ * after the client thinks so.) */
 bool tls_is_established(const struct tls *tls);
 
 #endif

@@ -22,6 +22,8 @@
 #define HEARTBEAT_MS 1000
 #define SILENCE_MS 2000 /* of the coordinator, before it is spoken of */
 #define READ_SIZE (64u << 10)
+#define PLAIN_SIZE (16u << 10)                       /* a record of TLS */
+#define SEALED_SIZE (RPC_OUTPUT_ROUND + (32u << 10)) /* a round of rpc_output, and a frame */
 #define OUTBOX_MAX RPC_MESSAGE_MAX
 
 typedef Gacc__V1__WorkerMessage worker_message;
@@ -63,11 +65,11 @@ struct control_client {
     bool closing;
 
     /* The control thread's own. */
-    int socket;
+    struct control_line line;
     struct rpc_connection *connection;
     struct rpc_call *call; /* NULL once gone */
     struct outbox sending;
-    uint8_t *unwritten; /* what the socket did not take of a round: RPC_OUTPUT_ROUND and a frame */
+    uint8_t *unwritten; /* what the socket did not take of a round of next_output */
     size_t unwritten_length, unwritten_capacity;
     bool greeted;      /* the coordinator knows this rank's name */
     bool taking_leave; /* a farewell came: the end of the stream is no loss */
@@ -76,6 +78,8 @@ struct control_client {
     uint64_t unanswered_since_ms; /* of the oldest ping without any input after it; 0: none */
     bool told_of_silence;         /* … which has been so for SILENCE_MS */
     uint8_t buffer[READ_SIZE];
+    uint8_t plain[PLAIN_SIZE];   /* what TLS makes of it */
+    uint8_t sealed[SEALED_SIZE]; /* by TLS, for the socket */
 };
 
 static struct control_client *client_of(const struct control *control)
@@ -303,14 +307,30 @@ static bool keep(struct control_client *client, const uint8_t *bytes, size_t len
     return true;
 }
 
+/* For the socket; borrowed until the next call. 0: nothing now. */
+static size_t next_output(struct control_client *client, const uint8_t **bytes)
+{
+    struct tls *tls = client->line.tls;
+    if (tls == NULL) return rpc_output(client->connection, bytes);
+    const uint8_t *plain;
+    struct error error;
+    size_t length = tls_output(tls, client->sealed, sizeof client->sealed);
+    if (length == 0 && (length = rpc_output(client->connection, &plain)) > 0) {
+        if (tls_write(tls, plain, length, &error) != 0) lose(client, "%s", error.text);
+        length = tls_output(tls, client->sealed, sizeof client->sealed);
+    }
+    *bytes = client->sealed;
+    return length;
+}
+
 static void flush(struct control_client *client)
 {
     for (;;) {
         const uint8_t *bytes = client->unwritten;
         size_t length = client->unwritten_length;
-        if (length == 0) length = rpc_output(client->connection, &bytes);
+        if (length == 0) length = next_output(client, &bytes);
         if (length == 0) return;
-        ssize_t written = send(client->socket, bytes, length, MSG_NOSIGNAL);
+        ssize_t written = send(client->line.socket, bytes, length, MSG_NOSIGNAL);
         if (written < 0 && errno != EAGAIN && errno != EINTR) {
             lose(client, "%s", strerror(errno));
             return;
@@ -324,16 +344,35 @@ static void flush(struct control_client *client)
     }
 }
 
+/* What has come through TLS and was not looked at. */
+static int take_plain(struct control_client *client, struct error *error)
+{
+    struct tls *tls = client->line.tls;
+    int status = 0;
+    ssize_t length = 0;
+    while (status == 0 && (length = tls_read(tls, client->plain, sizeof client->plain, error)) > 0)
+        status = rpc_input(client->connection, client->plain, (size_t)length, error);
+    return length < 0 ? (int)length : status;
+}
+
+static int take(struct control_client *client, size_t length, struct error *error)
+{
+    struct tls *tls = client->line.tls;
+    if (tls == NULL) return rpc_input(client->connection, client->buffer, length, error);
+    int status = tls_input(tls, client->buffer, length, error);
+    return status == 0 ? take_plain(client, error) : status;
+}
+
 static void receive(struct control_client *client)
 {
-    ssize_t length = recv(client->socket, client->buffer, sizeof client->buffer, 0);
+    ssize_t length = recv(client->line.socket, client->buffer, sizeof client->buffer, 0);
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) return;
     struct error error;
     if (length < 0) {
         lose(client, "%s", strerror(errno));
     } else if (length == 0) {
         lose(client, "it closed the connection");
-    } else if (rpc_input(client->connection, client->buffer, (size_t)length, &error) != 0) {
+    } else if (take(client, (size_t)length, &error) != 0) {
         lose(client, "%s", error.text);
     }
     client->unanswered_since_ms = 0;
@@ -343,6 +382,8 @@ static void receive(struct control_client *client)
 static void *control_thread(void *context)
 {
     struct control_client *client = context;
+    struct error error;
+    if (client->line.tls != NULL && take_plain(client, &error) != 0) lose(client, "%s", error.text);
     while (!client->stopped) {
         uint64_t now = now_ms();
         send_outbox(client);
@@ -352,7 +393,7 @@ static void *control_thread(void *context)
         if (client->stopped) break;
 
         short wanted = client->unwritten_length > 0 ? POLLIN | POLLOUT : POLLIN;
-        struct pollfd ready[] = {{.fd = client->socket, .events = wanted}, {.fd = client->wake, .events = POLLIN}};
+        struct pollfd ready[] = {{.fd = client->line.socket, .events = wanted}, {.fd = client->wake, .events = POLLIN}};
         poll(ready, 2, STATE_INTERVAL_MS);
         if (ready[0].revents != 0) receive(client);
         uint64_t count;
@@ -360,7 +401,7 @@ static void *control_thread(void *context)
     }
     client->taking_leave = true; /* what rpc_close says of the call is no news */
     rpc_close(client->connection);
-    shutdown(client->socket, SHUT_RDWR);
+    shutdown(client->line.socket, SHUT_RDWR);
     return NULL;
 }
 
@@ -541,7 +582,7 @@ static int start_thread(struct control_client *client, struct error *error)
 static void release(struct control_client *client)
 {
     if (client->answer != NULL) gacc__v1__coordinator_message__free_unpacked(client->answer, NULL);
-    if (client->socket >= 0) close(client->socket);
+    control_line_close(&client->line);
     if (client->wake >= 0) close(client->wake);
     free(client->outbox.bytes);
     free(client->sending.bytes);
@@ -551,9 +592,8 @@ static void release(struct control_client *client)
     free(client);
 }
 
-int control_client_open(struct control **out, const char *addresses, const uint8_t secret[CONTROL_SECRET],
-                        uint32_t rank, double timeout_seconds, const struct control_client_events *events,
-                        struct error *error)
+int control_client_open(struct control **out, const struct control_address *to, uint32_t rank, double timeout_seconds,
+                        const struct control_client_events *events, struct error *error)
 {
     struct control_client *client = calloc(1, sizeof *client);
     if (client == NULL) return error_set(error, STATUS_INTERNAL, "no memory for the control client");
@@ -564,13 +604,11 @@ int control_client_open(struct control **out, const char *addresses, const uint8
     client->heartbeat_ms = client->timeout_ms / 4 < HEARTBEAT_MS ? client->timeout_ms / 4 : HEARTBEAT_MS;
     pthread_mutex_init(&client->lock, NULL);
     pthread_cond_init(&client->changed, NULL);
-    client->socket = control_connect(addresses, timeout_seconds, error);
+    int result = control_connect(&client->line, to->addresses, to->fingerprint, timeout_seconds, error);
     client->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-
-    int result = client->socket < 0 ? client->socket : 0;
     if (result == 0 && client->wake < 0)
         result = error_set_errno(error, STATUS_INTERNAL, errno, "cannot make an eventfd");
-    if (result == 0) result = open_stream(client, secret, error);
+    if (result == 0) result = open_stream(client, to->secret, error);
     if (result == 0) result = start_thread(client, error);
     if (result != 0) {
         client->taking_leave = true;

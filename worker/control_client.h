@@ -31,12 +31,17 @@ struct control_client_events {
     void (*silent)(void *context, double seconds);
 };
 
-/* addresses: unix:PATH, or tcp://HOST:PORT and others with commas, of which the first that answers is taken.
- * timeout_seconds: for connecting, and for the coordinator's silence later. The
- * events are copied; lost and farewell are required. Fails with 69 when the coordinator cannot be reached. */
-int control_client_open(struct control **out, const char *addresses, const uint8_t secret[CONTROL_SECRET],
-                        uint32_t rank, double timeout_seconds, const struct control_client_events *events,
-                        struct error *error);
+/* Where the coordinator is, and what the two know each other by. */
+struct control_address {
+    const char *addresses; /* unix:PATH, or tcp://HOST:PORT and others with commas, as control_connect takes them */
+    const uint8_t *fingerprint; /* of its certificate, TLS_FINGERPRINT_BYTES; NULL: no TLS */
+    const uint8_t *secret;      /* CONTROL_SECRET bytes */
+};
+
+/* timeout_seconds: for connecting, and for the coordinator's silence later. The events are copied; lost and farewell
+ * are required. Fails with 69 when the coordinator cannot be reached. */
+int control_client_open(struct control **out, const struct control_address *to, uint32_t rank, double timeout_seconds,
+                        const struct control_client_events *events, struct error *error);
 /* Whether the farewell that answered hello or finished told this rank to print. */
 bool control_client_prints(const struct control *control);
 /* Tells the coordinator of a signal that leaves the job its time: SIGUSR1, or the first one that asks this rank to

@@ -16,6 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/endpoint.h"
+#include "proto/tls_socket.h"
+
 /* An address that answers does so sooner than that on any network worth training on; then the next is tried beside it.
  */
 #define HEAD_START_SECONDS 0.25
@@ -26,7 +29,8 @@
 struct target {
     struct sockaddr_storage to;
     socklen_t length;
-    int fd; /* while it is under way; else -1 */
+    int fd;        /* while it is under way; else -1 */
+    bool is_other; /* it has shown that it is not the coordinator */
 };
 
 struct attempt {
@@ -58,34 +62,18 @@ static int connect_unix(const char *path, double timeout_seconds)
     return result;
 }
 
-/* "HOST:PORT", "[HOST]:PORT" */
-static bool split(char *host, const char **port)
-{
-    char *colon = strrchr(host, ':');
-    if (colon == NULL || colon == host || colon[1] == '\0') return false;
-    *colon = '\0';
-    *port = colon + 1;
-    size_t length = strlen(host);
-    if (host[0] == '[' && host[length - 1] == ']') {
-        memmove(host, host + 1, length - 2);
-        host[length - 2] = '\0';
-    }
-    return true;
-}
-
 /* Adds what tcp://HOST:PORT stands for to the targets. */
 static int add_targets(struct attempt *attempt, const char *address, struct error *error)
 {
     if (strncmp(address, "tcp://", 6) != 0)
         return error_set(error, STATUS_UNAVAILABLE,
                          "the coordinator's address %s is neither unix:PATH nor tcp://HOST:PORT", address);
-    char host[256];
-    const char *port;
-    if (strlen(address + 6) >= sizeof host || !split(strcpy(host, address + 6), &port))
+    struct endpoint endpoint;
+    if (!endpoint_parse(&endpoint, address))
         return error_set(error, STATUS_UNAVAILABLE, "the coordinator's address %s is not tcp://HOST:PORT", address);
     const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
-    int result = getaddrinfo(host, port, &wanted, &found);
+    int result = getaddrinfo(endpoint.host, endpoint.port, &wanted, &found);
     if (result != 0)
         return error_set(error, STATUS_UNAVAILABLE, "cannot reach the coordinator at %s: %s", address,
                          gai_strerror(result));
@@ -109,6 +97,7 @@ static void give_up(struct attempt *attempt, struct target *target, int number)
 static void begin_next(struct attempt *attempt)
 {
     struct target *target = &attempt->targets[attempt->begun++];
+    if (target->is_other) return;
     attempt->under_way++;
     target->fd = socket(target->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (target->fd < 0 ||
@@ -134,12 +123,13 @@ static int poll_targets(struct attempt *attempt, double seconds)
     return -1;
 }
 
-/* Each target has a head start before the next; the first that answers is taken. Its socket, or a negative errno. */
-static int connect_first(struct attempt *attempt, double timeout_seconds)
+/* Each target has a head start before the next; the first that answers is returned. Or NULL: why is in attempt->number.
+ */
+static struct target *connect_first(struct attempt *attempt, double end)
 {
-    const double end = now_seconds() + timeout_seconds;
     double next = 0;
     int fd = -1;
+    attempt->begun = attempt->under_way = 0;
     while (fd < 0 && (attempt->under_way > 0 || attempt->begun < attempt->count)) {
         double now = now_seconds();
         if (now >= end) break;
@@ -150,10 +140,15 @@ static int connect_first(struct attempt *attempt, double timeout_seconds)
         if (attempt->under_way == 0) continue;
         fd = poll_targets(attempt, (attempt->begun < attempt->count ? fmin(next, end) : end) - now);
     }
-    const int number = fd < 0 && attempt->under_way > 0 ? ETIMEDOUT : attempt->number;
-    for (size_t i = 0; i < attempt->begun; i++)
-        if (attempt->targets[i].fd >= 0 && attempt->targets[i].fd != fd) close(attempt->targets[i].fd);
-    return fd >= 0 ? fd : -number;
+    if (fd < 0 && attempt->under_way > 0) attempt->number = ETIMEDOUT;
+    struct target *found = NULL;
+    for (struct target *target = attempt->targets; target < attempt->targets + attempt->begun; target++) {
+        if (target->fd >= 0 && target->fd == fd)
+            found = target;
+        else if (target->fd >= 0)
+            give_up(attempt, target, attempt->number);
+    }
+    return found;
 }
 
 static int add_all_targets(struct attempt *attempt, const char *addresses, struct error *error)
@@ -168,21 +163,61 @@ static int add_all_targets(struct attempt *attempt, const char *addresses, struc
     return result;
 }
 
-static int connect_tcp(const char *addresses, double timeout_seconds, struct error *error)
+static int cannot_reach(const char *addresses, int number, struct error *error)
 {
-    struct attempt attempt = {.number = EDESTADDRREQ};
-    int result = add_all_targets(&attempt, addresses, error);
-    if (result != 0) return result;
-    int fd = connect_first(&attempt, timeout_seconds);
-    if (fd < 0) return error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", addresses);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    return fd;
+    return error_set_errno(error, STATUS_UNAVAILABLE, number, "cannot reach the coordinator at %s", addresses);
 }
 
-int control_connect(const char *addresses, double timeout_seconds, struct error *error)
+static int open_tls(struct control_line *line, double end, struct error *error)
 {
-    if (strncmp(addresses, "unix:", 5) != 0) return connect_tcp(addresses, timeout_seconds, error);
-    int fd = connect_unix(addresses + 5, timeout_seconds);
-    return fd >= 0 ? fd
-                   : error_set_errno(error, STATUS_UNAVAILABLE, -fd, "cannot reach the coordinator at %s", addresses);
+    int status = tls_open(&line->tls, line->context, error);
+    if (!status) status = tls_socket_handshake(line->tls, line->socket, end - now_seconds(), error);
+    if (!status) return 0;
+    tls_close(line->tls);
+    line->tls = NULL;
+    return status;
+}
+
+static int connect_tcp(struct control_line *line, const char *addresses, double timeout_seconds, struct error *error)
+{
+    struct attempt attempt = {.number = EDESTADDRREQ};
+    struct error why_other = {.status = STATUS_DONE};
+    const double end = now_seconds() + timeout_seconds;
+    int status = add_all_targets(&attempt, addresses, error);
+    if (status) return status;
+    for (struct target *target; (target = connect_first(&attempt, end));) {
+        line->socket = target->fd;
+        setsockopt(line->socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+        if (!line->context || !open_tls(line, end, &why_other)) return 0;
+        target->is_other = true;
+        give_up(&attempt, target, EPROTO);
+        line->socket = -1;
+    }
+    if (!why_other.status) return cannot_reach(addresses, attempt.number, error);
+    return error_set(error, STATUS_UNAVAILABLE, "cannot reach the coordinator at %s: %s", addresses, why_other.text);
+}
+
+int control_connect(struct control_line *line, const char *addresses, const uint8_t *fingerprint,
+                    double timeout_seconds, struct error *error)
+{
+    *line = (struct control_line){.socket = -1};
+    if (!strncmp(addresses, "unix:", 5)) {
+        const int fd = connect_unix(addresses + 5, timeout_seconds);
+        if (fd < 0) return cannot_reach(addresses, -fd, error);
+        line->socket = fd;
+        return 0;
+    }
+    const struct tls_client_options options = {.fingerprint = fingerprint};
+    int status = fingerprint ? tls_client(&line->context, &options, error) : 0;
+    if (!status) status = connect_tcp(line, addresses, timeout_seconds, error);
+    if (status) control_line_close(line);
+    return status;
+}
+
+void control_line_close(struct control_line *line)
+{
+    tls_close(line->tls);
+    tls_context_close(line->context);
+    if (line->socket >= 0) close(line->socket);
+    *line = (struct control_line){.socket = -1};
 }

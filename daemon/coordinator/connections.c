@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 /* What a peer can make this process hold, with `maximum` connections (the ranks' and OPERATORS_MAX more) at once:
+ *     TLS                                   TLS_HANDSHAKE_MAX, then one read; TLS_OUTPUT_MAX, or one answer, sealed
  *     before it says what it speaks         PREFACE_BYTES
  *     gRPC, calls under way                 100 (rpc.h), each RPC_METADATA_MAX and 2 KiB
  *     gRPC, half-received messages          OPERATOR_RECEIVE_BYTES, of a rank RPC_RECEIVE_MAX
@@ -34,6 +35,7 @@ struct connection {
         uv_pipe_t pipe;
     };
     struct connections *owner;
+    struct tls *tls;              /* between the socket and what follows; NULL: nothing is */
     struct rpc_connection *rpc;   /* one of both; none until the first bytes tell */
     struct http_connection *http; /* operators only */
     uint8_t first[PREFACE_BYTES]; /* bytes that may yet be either's */
@@ -44,7 +46,7 @@ struct connection {
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
-    uint8_t *unsent; /* of the write under way: at most one round of rpc_output */
+    uint8_t *unsent; /* of the write under way: at most one round of next_output */
 };
 
 static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
@@ -81,8 +83,10 @@ static void close_connection(struct connection *connection)
     struct rpc_connection *rpc = connection->rpc;
     rpc_close(rpc);
     http_close(connection->http);
+    tls_close(connection->tls);
     connection->rpc = NULL;
     connection->http = NULL;
+    connection->tls = NULL;
     uv_close(&connection->handle, on_closed);
 }
 
@@ -114,10 +118,26 @@ static int write_later(struct connection *connection, const uint8_t *bytes, size
     return uv_write(&connection->write, &connection->stream, &part, 1, on_written);
 }
 
-static size_t next_output(struct connection *connection, const uint8_t **bytes)
+static size_t next_plain(struct connection *connection, const uint8_t **bytes)
 {
     if (connection->rpc) return rpc_output(connection->rpc, bytes);
     return connection->http ? http_output(connection->http, bytes) : 0;
+}
+
+/* For the socket; borrowed until the next call. 0: nothing now. */
+static size_t next_output(struct connection *connection, const uint8_t **bytes)
+{
+    if (!connection->tls) return next_plain(connection, bytes);
+    struct connections *owner = connection->owner;
+    const uint8_t *plain;
+    struct error error;
+    size_t length = tls_output(connection->tls, owner->sealed, sizeof owner->sealed);
+    if (!length && tls_is_established(connection->tls) && (length = next_plain(connection, &plain))) {
+        connection->is_failed |= tls_write(connection->tls, plain, length, &error) != 0;
+        length = tls_output(connection->tls, owner->sealed, sizeof owner->sealed);
+    }
+    *bytes = owner->sealed;
+    return length;
 }
 
 static bool wants_close(const struct connection *connection)
@@ -244,6 +264,24 @@ static int take(struct connection *connection, const uint8_t *bytes, size_t leng
     return 0;
 }
 
+static void refused(const struct connection *connection, const char *why)
+{
+    struct connections *owner = connection->owner;
+    if (owner->refused) owner->refused(owner->context, descriptor(connection), why);
+}
+
+/* Sealed bytes, and so perhaps a part of a handshake. */
+static int take_sealed(struct connection *connection, const uint8_t *bytes, size_t length, struct error *error)
+{
+    uint8_t *plain = connection->owner->plain;
+    int status = tls_input(connection->tls, bytes, length, error);
+    ssize_t opened = status;
+    while (!status && (opened = tls_read(connection->tls, plain, sizeof connection->owner->plain, error)) > 0)
+        status = take(connection, plain, (size_t)opened, error);
+    if (opened < 0 && !tls_is_established(connection->tls)) refused(connection, error->text);
+    return opened < 0 ? (int)opened : status;
+}
+
 static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
 {
     struct connection *connection = stream->data;
@@ -255,18 +293,13 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
     connection->heard = uv_now(connection->owner->loop);
     struct error error;
     if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
-    if (length > 0 && take(connection, (const uint8_t *)buffer->base, (size_t)length, &error)) {
+    const uint8_t *bytes = (const uint8_t *)buffer->base;
+    if (length > 0 && (connection->tls ? take_sealed : take)(connection, bytes, (size_t)length, &error)) {
         connection->is_failed = true;
         uv_read_stop(stream);
     }
     mark_dirty(connection);
     if (connection->http) flush(connection); /* what follows is looked at when this answer has left */
-}
-
-static void refused(const struct connection *connection, const char *why)
-{
-    struct connections *owner = connection->owner;
-    if (owner->refused) owner->refused(owner->context, descriptor(connection), why);
 }
 
 static bool is_our_user(const struct connection *connection)
@@ -365,7 +398,9 @@ void connections_drain(struct connections *connections)
 
 static void forget(uv_handle_t *handle)
 {
-    free(handle->data);
+    struct connection *connection = handle->data;
+    tls_close(connection->tls);
+    free(connection);
 }
 
 static void on_connection(uv_stream_t *stream, int status)
@@ -391,6 +426,7 @@ static void on_connection(uv_stream_t *stream, int status)
     struct error error;
     if (uv_accept(stream, &connection->stream) || owner->count >= owner->maximum ||
         (listener->trust == TRUST_OWNER && !is_our_user(connection)) ||
+        (listener->tls && tls_open(&connection->tls, listener->tls, &error)) ||
         (listener->trust == TRUST_WORKER && speak_grpc(connection, &error))) {
         uv_close(&connection->handle, forget);
         return;
@@ -440,11 +476,13 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
     return 0;
 }
 
-int connections_listen(struct connections *connections, struct listener *listener, enum trust trust)
+int connections_listen(struct connections *connections, struct listener *listener, enum trust trust,
+                       struct tls_context *tls)
 {
     listener->connections = connections;
     listener->is_waiting = false;
     listener->trust = trust;
+    listener->tls = tls;
     listener->handle.data = listener;
     return uv_listen(&listener->stream, 1024, on_connection);
 }

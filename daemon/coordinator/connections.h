@@ -1,7 +1,7 @@
 /*
  * Sockets under gRPC and, for operators, HTTP/1.1, whichever a peer's first bytes are: moves bytes between libuv
- * streams and connections of either. Whatever the calls of one event-loop turn queue on a connection leaves in one
- * write.
+ * streams and connections of either, through TLS where the listener has it. Whatever the calls of one event-loop turn
+ * queue on a connection leaves in one write.
  */
 #ifndef GACC_CONNECTIONS_H
 #define GACC_CONNECTIONS_H
@@ -12,6 +12,7 @@
 
 #include "proto/http/http.h"
 #include "proto/rpc/rpc.h"
+#include "proto/tls.h"
 
 /* What a peer may do without showing a secret, by the listener it came through. */
 enum trust {
@@ -32,7 +33,8 @@ struct listener {
     };
     struct connections *connections;
     enum trust trust;
-    bool is_waiting; /* somebody has connected for whom there is no room yet */
+    struct tls_context *tls; /* NULL: bytes travel as they are */
+    bool is_waiting;         /* somebody has connected for whom there is no room yet */
     struct listener *next_waiting;
 };
 
@@ -56,12 +58,16 @@ struct connections {
     struct connection *all, *dirty;
     uint32_t count, maximum; /* one more displaces an idle one; where none is idle it is closed at once */
     char buffer[65536];      /* every read lands here */
+    uint8_t plain[16384];    /* … and what TLS makes of it */
+    uint8_t sealed[RPC_OUTPUT_ROUND + (32 << 10)]; /* by TLS, for the socket: one round and a frame */
 };
 
 int connections_init(struct connections *connections, uv_loop_t *loop, const struct rpc_method *methods, void *context,
                      uint32_t maximum, struct error *error);
-/* Every peer that comes through the listener gets `trust`. Returns what uv_listen returns. */
-int connections_listen(struct connections *connections, struct listener *listener, enum trust trust);
+/* Every peer that comes through the listener gets `trust`; `tls` (NULL: none) outlives its connections. Returns what
+ * uv_listen returns. */
+int connections_listen(struct connections *connections, struct listener *listener, enum trust trust,
+                       struct tls_context *tls);
 /* Every now and then: who is too slow, or has been silent too long, is closed. */
 void connections_tick(struct connections *connections);
 /* The end is near: calls that run go on to their end, new ones are refused (GOAWAY), but for ranks. */

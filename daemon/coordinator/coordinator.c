@@ -331,6 +331,7 @@ static void fill_ready(const struct coordinator *coordinator, struct coordinator
     snprintf(ready->addresses, sizeof ready->addresses, "%s", coordinator->listeners.workers);
     snprintf(ready->socket, sizeof ready->socket, "%s", coordinator->leftovers.socket);
     memcpy(ready->secret, coordinator->guard.secret, SECRET_BYTES);
+    ready->certificate = coordinator->listeners.certificate;
 }
 
 static void say_ready(int notes, const struct coordinator_ready *ready)
@@ -375,6 +376,8 @@ static int open_all(struct coordinator *coordinator, int life, struct error *err
         .endpoint = coordinator->listeners.endpoint,
         .token = coordinator->listeners.needs_token ? coordinator->guard.control_token : NULL,
         .read_token = coordinator->listeners.needs_token ? coordinator->guard.read_token : NULL,
+        .tls = coordinator->listeners.operators_tls,
+        .wants_certificate = *options->job->control->tls_client_authorities != '\0',
         .job_id = coordinator->job_id,
         .pid = getpid(),
     };
@@ -419,8 +422,8 @@ static void detach(int *life, int *notes)
 
 static void close_all(struct coordinator *coordinator)
 {
-    listeners_close(&coordinator->listeners);
     connections_close(&coordinator->connections);
+    listeners_close(&coordinator->listeners);
     leftovers_remove(&coordinator->leftovers, true);
     leftovers_remove_session(&coordinator->leftovers);
     saver_close(coordinator->saver);

@@ -38,6 +38,7 @@ struct coordinator_ready {
     char addresses[LISTENERS_ADDRESSES_MAX]; /* for workers */
     char socket[108];
     uint8_t secret[SECRET_BYTES];
+    struct workers_certificate certificate;
     char checkpoint[STORE_NAME_MAX + 1]; /* of the run directory, that the job goes on from; empty: none */
     bool resumes;                        /* from that, or from the directory that was named */
 };

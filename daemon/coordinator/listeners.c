@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "daemon/coordinator/private_directory.h"
+#include "proto/endpoint.h"
 
 static int fail(struct error *error, const char *key, const char *address, const char *why)
 {
@@ -109,21 +110,8 @@ static int listen_unix(struct listeners *listeners, struct connections *connecti
     struct listener *listener = &listeners->each[listeners->count++];
     uv_pipe_init(connections->loop, &listener->pipe, 0);
     int status = uv_pipe_open(&listener->pipe, fd);
-    if (!status) status = connections_listen(connections, listener, TRUST_OWNER);
+    if (!status) status = connections_listen(connections, listener, TRUST_OWNER, NULL);
     if (status) return fail(error, "control.listen", address, uv_strerror(status));
-    return 0;
-}
-
-/* tcp://HOST:PORT, tcp://[V6]:PORT */
-static int parse_tcp(const char *address, char host[256], char port[16])
-{
-    const char *text = address + strlen("tcp://"), *colon = strrchr(text, ':');
-    if (strncmp(address, "tcp://", strlen("tcp://")) || !colon) return -1;
-    size_t length = (size_t)(colon - text);
-    if (length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
-    if (length == 0 || length >= 256 || strlen(colon + 1) == 0 || strlen(colon + 1) >= 16) return -1;
-    snprintf(host, 256, "%.*s", (int)length, text);
-    snprintf(port, 16, "%s", colon + 1);
     return 0;
 }
 
@@ -152,12 +140,14 @@ static uint16_t port_of(const uv_tcp_t *tcp)
 
 /* *host and *port as bound: what a client on this machine can connect to. */
 static int listen_tcp(struct listeners *listeners, struct connections *connections, const char *key,
-                      const char *address, enum trust trust, char host[256], uint16_t *port, struct error *error)
+                      const char *address, enum trust trust, struct tls_context *tls, char host[256], uint16_t *port,
+                      struct error *error)
 {
-    char service[16];
-    if (parse_tcp(address, host, service)) return fail(error, key, address, "is no tcp://HOST:PORT");
+    struct endpoint endpoint;
+    if (!endpoint_parse(&endpoint, address)) return fail(error, key, address, "is no tcp://HOST:PORT");
+    snprintf(host, 256, "%s", endpoint.host);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
-    int status = getaddrinfo(host, service, &hints, &found);
+    int status = getaddrinfo(endpoint.host, endpoint.port, &hints, &found);
     if (status) return fail(error, key, address, gai_strerror(status));
     int number, fd = bind_tcp(found, &number);
     freeaddrinfo(found);
@@ -165,7 +155,7 @@ static int listen_tcp(struct listeners *listeners, struct connections *connectio
     struct listener *listener = &listeners->each[listeners->count++];
     uv_tcp_init(connections->loop, &listener->tcp);
     status = uv_tcp_open(&listener->tcp, fd);
-    if (!status) status = connections_listen(connections, listener, trust);
+    if (!status) status = connections_listen(connections, listener, trust, tls);
     if (status) return fail(error, key, address, uv_strerror(status));
     *port = port_of(&listener->tcp);
     return 0;
@@ -206,17 +196,31 @@ static int list_addresses(char *list, size_t size, uint16_t port, struct error *
     return 0;
 }
 
+static int make_certificate(struct listeners *listeners, struct error *error)
+{
+    const struct tls_server_options options = {.names = "DNS:gaccd"};
+    struct workers_certificate *certificate = &listeners->certificate;
+    int status = tls_server(&listeners->workers_tls, &options, error);
+    if (status) return error_prefix(error, "control.workers");
+    certificate->length =
+        (uint32_t)tls_context_certificate(listeners->workers_tls, certificate->bytes, sizeof certificate->bytes);
+    return certificate->length ? 0 : error_set(error, STATUS_INTERNAL, "control.workers: a certificate too long");
+}
+
 static int listen_for_workers(struct listeners *listeners, struct connections *connections, const char *address,
                               struct error *error)
 {
-    bool is_auto = !strcmp(address, "auto");
+    static const char *const everywhere[] = {"tcp://[::]:0", "tcp://0.0.0.0:0"}; /* a machine may have no IPv6 */
+    const bool is_auto = !strcmp(address, "auto");
     char host[256], endpoint[160];
     uint16_t port;
-    const char *where = !is_auto ? address : "tcp://[::]:0";
-    int status = listen_tcp(listeners, connections, "control.workers", where, TRUST_WORKER, host, &port, error);
-    if (status && is_auto) /* a machine without IPv6 */
-        status =
-            listen_tcp(listeners, connections, "control.workers", "tcp://0.0.0.0:0", TRUST_WORKER, host, &port, error);
+    int status = make_certificate(listeners, error);
+    if (status) return status;
+    for (size_t i = 0; i < (is_auto ? 2 : 1); i++) {
+        status = listen_tcp(listeners, connections, "control.workers", is_auto ? everywhere[i] : address, TRUST_WORKER,
+                            listeners->workers_tls, host, &port, error);
+        if (!status) break;
+    }
     if (status) return status;
     if (is_auto || !strcmp(host, "0.0.0.0") || !strcmp(host, "::"))
         return list_addresses(listeners->workers, sizeof listeners->workers, port, error);
@@ -225,13 +229,32 @@ static int listen_for_workers(struct listeners *listeners, struct connections *c
     return 0;
 }
 
+static int listen_for_operators(struct listeners *listeners, struct connections *connections,
+                                const Gacc__V1__ControlSection *control, struct error *error)
+{
+    const struct tls_server_options options = {
+        .certificate = control->tls_certificate,
+        .key = control->tls_key,
+        .clients = *control->tls_client_authorities ? control->tls_client_authorities : NULL,
+        .http1 = true,
+    };
+    char host[256];
+    uint16_t port;
+    int status = *control->tls_certificate ? tls_server(&listeners->operators_tls, &options, error) : 0;
+    if (status) return error_prefix(error, "control.tls");
+    status = listen_tcp(listeners, connections, "control.listen", control->listen, TRUST_OPERATOR,
+                        listeners->operators_tls, host, &port, error);
+    if (!status) format_endpoint(listeners->endpoint, sizeof listeners->endpoint, host, port);
+    return status;
+}
+
 int listeners_open(struct listeners *listeners, struct connections *connections,
                    const Gacc__V1__ControlSection *control, bool one_host, struct leftovers *leftovers,
                    struct error *error)
 {
     const bool operators_on_unix = !strncmp(control->listen, "unix:", strlen("unix:"));
     const bool workers_on_unix = one_host && !strcmp(control->workers, "auto");
-    listeners->count = 0;
+    *listeners = (struct listeners){0};
     listeners->needs_token = !operators_on_unix;
     int status = 0;
     if (operators_on_unix || workers_on_unix)
@@ -239,13 +262,7 @@ int listeners_open(struct listeners *listeners, struct connections *connections,
             listen_unix(listeners, connections, operators_on_unix ? control->listen : "unix:auto", leftovers, error);
     if (!status && operators_on_unix)
         snprintf(listeners->endpoint, sizeof listeners->endpoint, "unix:%s", leftovers->socket);
-    if (!status && !operators_on_unix) {
-        char host[256];
-        uint16_t port;
-        status =
-            listen_tcp(listeners, connections, "control.listen", control->listen, TRUST_OPERATOR, host, &port, error);
-        if (!status) format_endpoint(listeners->endpoint, sizeof listeners->endpoint, host, port);
-    }
+    if (!status && !operators_on_unix) status = listen_for_operators(listeners, connections, control, error);
     if (!status && workers_on_unix)
         snprintf(listeners->workers, sizeof listeners->workers, "unix:%s", leftovers->socket);
     if (!status && !workers_on_unix) status = listen_for_workers(listeners, connections, control->workers, error);
@@ -255,4 +272,6 @@ int listeners_open(struct listeners *listeners, struct connections *connections,
 void listeners_close(struct listeners *listeners)
 {
     for (unsigned i = 0; i < listeners->count; i++) uv_close(&listeners->each[i].handle, NULL);
+    tls_context_close(listeners->operators_tls);
+    tls_context_close(listeners->workers_tls);
 }

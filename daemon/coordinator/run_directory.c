@@ -185,14 +185,26 @@ int run_directory_write_job(const struct run_directory *directory, uint32_t rank
     return status;
 }
 
+/* What a client has to know of the endpoint's TLS; null: there is none. NULL: out of memory. */
+static json_t *tls_facts(const struct connection_facts *facts)
+{
+    uint8_t fingerprint[TLS_FINGERPRINT_BYTES];
+    char text[2 * TLS_FINGERPRINT_BYTES + 1];
+    if (!facts->tls) return json_null();
+    tls_context_fingerprint(facts->tls, fingerprint);
+    hex_write(fingerprint, sizeof fingerprint, text);
+    return json_pack("{ss sb}", "fingerprint", text, "client_certificate", (int)facts->wants_certificate);
+}
+
 int run_directory_write_connection(const struct run_directory *directory, const char *path,
                                    const struct connection_facts *facts, struct error *error)
 {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    json_t *object = json_pack("{ss ss? ss? si ss ss ss ss}", "endpoint", facts->endpoint, "token", facts->token,
-                               "read_token", facts->read_token, "pid", (int)facts->pid, "job_id", facts->job_id, "job",
-                               directory->job->job->name, "host", host, "output", directory->path);
+    json_t *object =
+        json_pack("{ss ss? ss? so si ss ss ss ss}", "endpoint", facts->endpoint, "token", facts->token, "read_token",
+                  facts->read_token, "tls", tls_facts(facts), "pid", (int)facts->pid, "job_id", facts->job_id, "job",
+                  directory->job->job->name, "host", host, "output", directory->path);
     if (!object) return error_set(error, STATUS_INTERNAL, "%s: out of memory, or a name that is no UTF-8", path);
     int status = write_json(path, object, 0600, error);
     json_decref(object);

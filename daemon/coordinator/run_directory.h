@@ -12,6 +12,7 @@
 #include "daemon/observe/step_log.h"
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
+#include "proto/tls.h"
 
 struct run_directory {
     const char *path; /* the job's output, borrowed */
@@ -43,6 +44,8 @@ int run_directory_write_job(const struct run_directory *directory, uint32_t rank
 
 struct connection_facts {
     const char *endpoint, *token, *read_token; /* tokens NULL: none is needed */
+    const struct tls_context *tls;             /* of the endpoint; NULL: none */
+    bool wants_certificate;                    /* of clients */
     const char *job_id;
     pid_t pid;
 };

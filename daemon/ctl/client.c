@@ -11,13 +11,18 @@
 
 #include "daemon/ctl/dial.h"
 #include "daemon/ctl/outcome.h"
+#include "proto/endpoint.h"
+#include "proto/tls_socket.h"
 
 struct client {
     const struct target *target;
     int fd;
+    struct tls_context *context; /* of tls */
+    struct tls *tls;             /* between fd and connection; NULL: nothing is */
     struct rpc_connection *connection;
-    int64_t heard; /* milliseconds: the last byte from the server */
-    bool pinged;   /* since then */
+    bool has_heard; /* the server, anything */
+    int64_t heard;  /* milliseconds: the last byte from it */
+    bool pinged;    /* since then */
 };
 
 static int64_t now(void)
@@ -29,9 +34,13 @@ static int64_t now(void)
 
 /* ---- bytes: the only functions that touch the socket ---- */
 
+/* number: errno, 0: the server has closed it. */
 static int lost(const struct client *client, int number, struct error *error)
 {
-    return error_set_errno(error, STATUS_UNAVAILABLE, number, "%s", client->target->endpoint);
+    const char *endpoint = client->target->endpoint;
+    if (!client->has_heard) return outcome_silent(client->target, number, error);
+    if (number) return error_set_errno(error, STATUS_UNAVAILABLE, number, "%s", endpoint);
+    return error_set(error, STATUS_UNAVAILABLE, "%s: the coordinator has closed the connection", endpoint);
 }
 
 static int send_bytes(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
@@ -52,15 +61,73 @@ static ssize_t receive_bytes(const struct client *client, uint8_t *bytes, size_t
     ssize_t length = recv(client->fd, bytes, capacity, MSG_DONTWAIT);
     if (length > 0) return length;
     if (length < 0 && (errno == EINTR || errno == EAGAIN)) return 0;
-    if (length < 0) return lost(client, errno, error);
-    return error_set(error, STATUS_UNAVAILABLE, "%s: the coordinator has closed the connection",
-                     client->target->endpoint);
+    return lost(client, length < 0 ? errno : 0, error);
+}
+
+static int open_tls(struct client *client, struct error *error)
+{
+    const struct target *target = client->target;
+    struct endpoint endpoint;
+    if (!endpoint_parse(&endpoint, target->endpoint))
+        return error_set(error, STATUS_USAGE, "%s: is no HOST:PORT", target->endpoint);
+    const struct tls_client_options options = {
+        .fingerprint = target->tls == TARGET_PINNED ? target->fingerprint : NULL,
+        .authorities = target->ca,
+        .host = endpoint.host,
+        .certificate = target->certificate,
+        .key = target->key,
+    };
+    int status = tls_client(&client->context, &options, error);
+    if (!status) status = tls_open(&client->tls, client->context, error);
+    if (status) return status;
+    status = tls_socket_handshake(client->tls, client->fd, CLIENT_SECONDS, error);
+    return status ? outcome_no_tls(target, tls_fault(client->tls), error) : 0;
 }
 
 static int open_bytes(struct client *client, struct error *error)
 {
     client->fd = dial(client->target->endpoint, CLIENT_SECONDS);
-    return client->fd < 0 ? outcome_unreachable(client->target, errno, error) : 0;
+    if (client->fd < 0) return outcome_unreachable(client->target, errno, error);
+    return client->target->tls ? open_tls(client, error) : 0;
+}
+
+/* ---- between bytes and gRPC ---- */
+
+static int send_plain(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+{
+    if (!client->tls) return send_bytes(client, bytes, length, error);
+    uint8_t sealed[16384];
+    int status = tls_write(client->tls, bytes, length, error);
+    for (size_t part; !status && (part = tls_output(client->tls, sealed, sizeof sealed));)
+        status = send_bytes(client, sealed, part, error);
+    return status;
+}
+
+static int take_plain(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+{
+    if (!rpc_input(client->connection, bytes, length, error)) return 0;
+    return error_set(error, STATUS_UNAVAILABLE, "%s: speaks no gRPC", client->target->endpoint);
+}
+
+/* What has come through TLS and was not looked at. */
+static int take_opened(const struct client *client, struct error *error)
+{
+    uint8_t plain[16384];
+    int status = 0;
+    for (ssize_t length; !status;) {
+        length = tls_read(client->tls, plain, sizeof plain, error);
+        if (length < 0) return outcome_no_tls(client->target, tls_fault(client->tls), error);
+        if (length == 0) break;
+        status = take_plain(client, plain, (size_t)length, error);
+    }
+    return status;
+}
+
+static int take(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+{
+    if (!client->tls) return take_plain(client, bytes, length, error);
+    const int status = tls_input(client->tls, bytes, length, error);
+    return status ? status : take_opened(client, error);
 }
 
 /* ---- the connection ---- */
@@ -72,6 +139,7 @@ int client_open(struct client **out, const struct target *target, struct error *
     *client = (struct client){.target = target, .fd = -1};
     int status = open_bytes(client, error);
     if (!status) status = rpc_client_open(&client->connection, "gaccd", NULL, error);
+    if (!status && client->tls) status = take_opened(client, error);
     client->heard = now();
     if (status)
         client_close(client);
@@ -84,6 +152,8 @@ void client_close(struct client *client)
 {
     if (!client) return;
     rpc_close(client->connection);
+    tls_close(client->tls);
+    tls_context_close(client->context);
     if (client->fd >= 0) close(client->fd);
     free(client);
 }
@@ -92,7 +162,7 @@ static int flush(struct client *client, struct error *error)
 {
     const uint8_t *bytes;
     for (size_t length; (length = rpc_output(client->connection, &bytes));) {
-        int status = send_bytes(client, bytes, length, error);
+        int status = send_plain(client, bytes, length, error);
         if (status) return status;
     }
     return 0;
@@ -124,10 +194,10 @@ int client_wait(struct client *client, int other, int milliseconds, struct error
     ssize_t length = receive_bytes(client, buffer, sizeof buffer, error);
     if (length <= 0) return (int)length;
     client->heard = now();
+    client->has_heard = true;
     client->pinged = false;
-    status = rpc_input(client->connection, buffer, (size_t)length, error);
-    if (status) return error_set(error, STATUS_UNAVAILABLE, "%s: speaks no gRPC", client->target->endpoint);
-    return flush(client, error);
+    status = take(client, buffer, (size_t)length, error);
+    return status ? status : flush(client, error);
 }
 
 /* ---- calls ---- */

@@ -9,6 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/endpoint.h"
+
 static int connect_to(const struct sockaddr *to, socklen_t length, int seconds)
 {
     const struct timeval limit = {.tv_sec = seconds};
@@ -35,18 +37,14 @@ static int connect_unix(const char *path, int seconds)
 
 static int connect_tcp(const char *text, int seconds)
 {
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    size_t length = colon ? (size_t)(colon - text) : 0;
-    if (length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
-    if (!colon || length == 0 || length >= sizeof host) {
+    struct endpoint endpoint;
+    if (!endpoint_parse(&endpoint, text)) {
         errno = EINVAL;
         return -1;
     }
-    snprintf(host, sizeof host, "%.*s", (int)length, text);
     const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
-    if (getaddrinfo(host, colon + 1, &wanted, &found)) {
+    if (getaddrinfo(endpoint.host, endpoint.port, &wanted, &found)) {
         errno = EHOSTUNREACH;
         return -1;
     }
@@ -60,5 +58,5 @@ static int connect_tcp(const char *text, int seconds)
 int dial(const char *endpoint, int seconds)
 {
     if (!strncmp(endpoint, "unix:", 5)) return connect_unix(endpoint + 5, seconds);
-    return connect_tcp(!strncmp(endpoint, "tcp://", 6) ? endpoint + 6 : endpoint, seconds);
+    return connect_tcp(endpoint, seconds);
 }

@@ -16,6 +16,12 @@ static const struct manual_option general_options[] = {
     {"connect", 'c', false, "ADDRESS", NULL, "an address, unix:PATH or HOST:PORT, instead of a run directory"},
     {"token-file", 't', false, "PATH", "file",
      "for --connect: holds the job's token in a line, or is a copy of its connection.json; nobody else may read it"},
+    {"tls", 'T', false, NULL, NULL, "for --connect: TLS, with a certificate that the system trusts"},
+    {"ca", 'A', false, "PATH", "file", "for --connect: TLS, with a certificate that one of this PEM file signed"},
+    {"certificate", 'C', false, "PATH", "file",
+     "a certificate of your own (PEM), for a job with control.tls.client_authorities"},
+    {"key", 'K', false, "PATH", "file", "its key (PEM)"},
+    {"plaintext", 'P', false, NULL, NULL, "for --connect: no TLS, though others can read the token on its way"},
     {"json", 'j', false, NULL, NULL, "for programs; an error is an object, too, and standard error stays empty"},
     {"help", 'h', true, NULL, NULL, "more about a command"},
     {"version", 'v', false, NULL, NULL, "the version"},
@@ -76,6 +82,10 @@ static struct manual_section sections[] = {
      "--run names the run directory, whose connection.json has the address and the token of its job. Without it, and "
      "without --connect, it is the one below runs/ whose log was written last, running jobs first. A token never comes "
      "from the command line or the environment, where others could see it."},
+    {"TLS",
+     "connection.json tells the certificate of a job with control.tls, so --run and --token-file with a copy of it "
+     "need no more, and take no other certificate. With --connect alone, --ca names who signed it, and it has to be "
+     "for the HOST that is given. No token goes to another host without TLS unless --plaintext says so."},
     {"JSON", "With --json standard output is one object, or for watch an object a line. Numbers that there are not are "
              "null. An error is\n\n"
              "    {\"error\":{\"status\":69,\"message\":\"runs/gpt: no job is running there; …\"}}\n\n"
@@ -92,7 +102,7 @@ static struct manual_section sections[] = {
 static const struct manual manual = {
     .program = "gaccctl",
     .summary = "asks a running gaccd job, watches it and steers it",
-    .usage = "[--run DIR | --connect ADDRESS [--token-file PATH]] COMMAND [--json]",
+    .usage = "[--run DIR | --connect ADDRESS [--token-file PATH] [--tls | --ca PATH]] COMMAND [--json]",
     .options = general_options,
     .commands = commands,
     .sections = sections,
@@ -138,6 +148,21 @@ static int take_option(struct arguments *arguments, int option)
         return 0;
     case 't':
         arguments->words.token_file = optarg;
+        return 0;
+    case 'T':
+        arguments->words.tls = true;
+        return 0;
+    case 'A':
+        arguments->words.ca = optarg;
+        return 0;
+    case 'C':
+        arguments->words.certificate = optarg;
+        return 0;
+    case 'K':
+        arguments->words.key = optarg;
+        return 0;
+    case 'P':
+        arguments->words.plaintext = true;
         return 0;
     case 'w':
         arguments->wait = true;

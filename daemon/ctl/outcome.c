@@ -71,6 +71,29 @@ int outcome_unreachable(const struct target *target, int number, struct error *e
         error, "%s: its job was killed, it seems; the same gaccd command goes on from the newest checkpoint", run);
 }
 
+int outcome_no_tls(const struct target *target, enum tls_fault fault, struct error *error)
+{
+    const char *const pinned = "it is not that of the job's connection.json: somebody else listens there";
+    const char *const advice[] = {
+        [TLS_NO_FAULT] = NULL,
+        [TLS_NOT_SPOKEN] = "a job without control.tls wants neither --tls nor --ca",
+        [TLS_UNTRUSTED] = target->tls == TARGET_PINNED ? pinned : "--ca names a PEM file with who signed it",
+        [TLS_OTHER_NAME] = "--connect wants a name or an address that the certificate has",
+        [TLS_REFUSED] = "control.tls.client_authorities wants --certificate and --key, signed by one of them",
+    };
+    const struct error why = *error;
+    return error_set(error, why.status, "%s: %s%s%s", target->endpoint, why.text, advice[fault] ? ": " : "",
+                     advice[fault] ? advice[fault] : "");
+}
+
+int outcome_silent(const struct target *target, int number, struct error *error)
+{
+    const bool may_be_tls = target->tls == TARGET_PLAIN && strncmp(target->endpoint, "unix:", 5) != 0;
+    return error_set(error, STATUS_UNAVAILABLE, "%s: %s before a word was said%s", target->endpoint,
+                     number ? strerror(number) : "the connection was closed",
+                     may_be_tls ? ": a job with control.tls wants --tls or --ca" : "");
+}
+
 void outcome_print_json(const struct error *error)
 {
     json_t *object = json_pack("{s{si ss}}", "error", "status", (int)error->status, "message", error->text);

@@ -21,6 +21,10 @@ extern const size_t outcome_count;
 int outcome_of_call(const struct target *target, enum rpc_code code, const char *text, struct error *error);
 /* Nobody could be reached at the target's endpoint; `number` is errno. */
 int outcome_unreachable(const struct target *target, int number, struct error *error);
+/* Puts the endpoint before a failure of TLS, and the next step behind it. */
+int outcome_no_tls(const struct target *target, enum tls_fault fault, struct error *error);
+/* The connection ended, by errno `number` (0: in order), before the server had said a word. */
+int outcome_silent(const struct target *target, int number, struct error *error);
 /* Every exit status, what it stands for, and its codes: a section of the manual. Static. */
 const char *outcome_manual(void);
 /* {"error": {"status", "message"}}, one line on standard output. */

@@ -11,6 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/hex.h"
+#include "proto/endpoint.h"
+
 static const char runs[] = "runs";
 
 /* ---- the newest run directory ---- */
@@ -118,6 +121,28 @@ static void copy_token(struct target *target, const json_t *connection)
     if (!target->token[0]) copy(target->token, sizeof target->token, connection, "read_token");
 }
 
+/* connection.json tells the certificate, so that nobody else's will do; one that cannot be read is nobody's. */
+static void copy_tls(struct target *target, const json_t *connection)
+{
+    const json_t *tls = json_object_get(connection, "tls");
+    const char *fingerprint = json_string_value(json_object_get(tls, "fingerprint"));
+    if (!json_is_object(tls)) return;
+    target->tls = TARGET_PINNED;
+    if (!fingerprint || !hex_read(fingerprint, target->fingerprint, sizeof target->fingerprint))
+        memset(target->fingerprint, 0, sizeof target->fingerprint);
+}
+
+/* A job that listens at every address of its host is met elsewhere by that host's name. */
+static void name_host(struct target *target)
+{
+    char here[256] = "";
+    struct endpoint endpoint;
+    gethostname(here, sizeof here - 1);
+    if (!endpoint_parse(&endpoint, target->endpoint) || !target->host[0] || !strcmp(here, target->host)) return;
+    if (!strcmp(endpoint.host, "0.0.0.0") || !strcmp(endpoint.host, "::"))
+        snprintf(target->endpoint, sizeof target->endpoint, "%s:%s", target->host, endpoint.port);
+}
+
 static int read_connection(struct target *target, const char *run, struct error *error)
 {
     char path[PATH_MAX];
@@ -134,7 +159,9 @@ static int read_connection(struct target *target, const char *run, struct error 
     copy(target->host, sizeof target->host, connection, "host");
     copy(target->job_id, sizeof target->job_id, connection, "job_id");
     copy_token(target, connection);
+    copy_tls(target, connection);
     json_decref(connection);
+    name_host(target);
     return target->endpoint[0] ? 0 : say_not_running(run, error);
 }
 
@@ -154,6 +181,7 @@ static int take_token(struct target *target, const char *path, char *text, struc
     json_t *connection = json_loads(text, 0, NULL);
     if (json_is_object(connection)) {
         copy_token(target, connection);
+        copy_tls(target, connection);
     } else {
         text[strcspn(text, "\r\n")] = '\0';
         for (const char *at = text; *at; at++)
@@ -184,19 +212,64 @@ static int read_token(struct target *target, const char *path, struct error *err
     return take_token(target, path, text, error);
 }
 
+/* Which options were given, and cannot be. */
+static int check_words(const struct target_words *words, struct error *error)
+{
+    const struct {
+        bool wrong;
+        const char *text;
+    } rules[] = {
+        {words->run && words->connect, "--run and --connect: one of them"},
+        {words->token_file && !words->connect,
+         "--token-file: goes with --connect; a run directory has its job's token"},
+        {words->tls && !words->connect, "--tls: goes with --connect; a run directory says what its job speaks"},
+        {words->ca && !words->connect, "--ca: goes with --connect; a run directory tells its job's certificate"},
+        {words->plaintext && !words->connect, "--plaintext: goes with --connect"},
+        {words->plaintext && (words->tls || words->ca), "--plaintext: there is none with --tls or --ca"},
+        {!words->certificate != !words->key, "--certificate and --key: both of them"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (rules[i].wrong) return error_set(error, STATUS_USAGE, "%s", rules[i].text);
+    return 0;
+}
+
+static int find_address(struct target *target, const struct target_words *words, struct error *error)
+{
+    struct endpoint endpoint;
+    if (!is_address(words->connect))
+        return error_set(error, STATUS_USAGE, "--connect %.200s: wants unix:PATH or HOST:PORT", words->connect);
+    snprintf(target->endpoint, sizeof target->endpoint, "%s", words->connect);
+    const int status = words->token_file ? read_token(target, words->token_file, error) : 0;
+    if (status) return status;
+    if (words->tls || words->ca) target->tls = TARGET_AUTHORITIES;
+    if (words->plaintext) target->tls = TARGET_PLAIN;
+    if (!endpoint_parse(&endpoint, target->endpoint)) {
+        if (words->tls || words->ca) return error_set(error, STATUS_USAGE, "--tls, --ca: a unix socket has no TLS");
+        target->tls = TARGET_PLAIN;
+    } else if (!target->tls && target->token[0] && !words->plaintext && !endpoint_is_loopback(&endpoint)) {
+        return error_set(error, STATUS_USAGE,
+                         "--connect %.200s: the token would travel where others can read it: --tls, or --ca PATH, or "
+                         "--plaintext for a job that does without TLS",
+                         words->connect);
+    }
+    return 0;
+}
+
 int target_find(struct target *target, const struct target_words *words, struct error *error)
 {
     char newest[PATH_MAX];
     *target = (struct target){0};
-    if (words->run && words->connect) return error_set(error, STATUS_USAGE, "--run and --connect: one of them");
-    if (words->token_file && !words->connect)
-        return error_set(error, STATUS_USAGE, "--token-file: goes with --connect; a run directory has its job's token");
-    if (words->connect) {
-        if (!is_address(words->connect))
-            return error_set(error, STATUS_USAGE, "--connect %.200s: wants unix:PATH or HOST:PORT", words->connect);
-        snprintf(target->endpoint, sizeof target->endpoint, "%s", words->connect);
-        return words->token_file ? read_token(target, words->token_file, error) : 0;
+    int status = check_words(words, error);
+    if (!status && words->connect) {
+        status = find_address(target, words, error);
+    } else if (!status) {
+        status = words->run ? 0 : find_newest(newest, error);
+        if (!status) status = read_connection(target, words->run ? words->run : newest, error);
     }
-    int status = words->run ? 0 : find_newest(newest, error);
-    return status ? status : read_connection(target, words->run ? words->run : newest, error);
+    if (!status && words->certificate && !target->tls)
+        status = error_set(error, STATUS_USAGE, "--certificate: %.200s has no TLS", target->endpoint);
+    target->ca = words->ca;
+    target->certificate = words->certificate;
+    target->key = words->key;
+    return status;
 }

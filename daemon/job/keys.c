@@ -327,6 +327,16 @@ const struct key keys[] = {
     {"control.self_check", KEY_U64, CONTROL(self_check), .fallback = "0", .most = EXACT_MOST, .unit = "attempts",
      .help = "Every so many, checksums show whether all ranks hold the same parameters and none changed inside the window; "
              "if not, the job ends with 70 and names rank and step. 0: never."},
+    {"control.tls", KEY_SECTION, NOWHERE,
+     .help = "TLS (1.2 or later) of control.listen: tcp://HOST:PORT. Tokens are wanted all the same."},
+    {"control.tls.certificate", KEY_PATH, CONTROL(tls_certificate), .fallback = "",
+     .help = "PEM, with those between it and its authority behind it. It and key are needed where HOST is not localhost, "
+             "127.0.0.0/8 or ::1."},
+    {"control.tls.key", KEY_PATH, CONTROL(tls_key), .fallback = "", .help = "PEM, without a passphrase."},
+    {"control.tls.client_authorities", KEY_PATH, CONTROL(tls_client_authorities), .fallback = "",
+     .help = "PEM. Who shows no certificate that one of them signed is not heard; without it none is asked for."},
+    {"control.tls.required", KEY_BOOL, CONTROL(tls_required), .fallback = "true",
+     .help = "false: other hosts come without TLS, and whoever can listen to the network reads tokens and answers."},
 
     {"verify", KEY_CHOICE, SPEC(verify), .fallback = "off", .choices = verify_rules,
      .help = "required: train only where gaccd verify has left its receipt, for this job, program and device."},
@@ -340,8 +350,6 @@ const struct absent absent_keys[] = {
     {"batch.ramp.", NULL, not_yet},
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
-    {"control.tls", NULL, not_yet},
-    {"control.tls.", NULL, not_yet},
     {"model.type", "cnn", not_yet},
     {"model.norm", "group", not_yet},
     {"model.norm", "batch", not_yet},

@@ -6,10 +6,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/job/load.h"
 #include "daemon/job/paths.h"
 #include "daemon/job/scalar.h"
+#include "proto/endpoint.h"
 
 #define NAME_MOST 200 /* bytes of job.name: it becomes a file's name */
 
@@ -285,6 +287,34 @@ static int evaluation(struct loading *loading)
     return 0;
 }
 
+/* What a job tells its operators, and their tokens, go to other hosts sealed, or because the job says so. */
+static int operators_tls(struct loading *loading)
+{
+    const Gacc__V1__ControlSection *control = loading->job->control;
+    const struct {
+        const char *key, *path, *other, *needed; /* … with `path` the other is needed */
+    } rows[] = {
+        {"control.tls.certificate", control->tls_certificate, control->tls_key, "control.tls.key"},
+        {"control.tls.key", control->tls_key, control->tls_certificate, "control.tls.certificate"},
+        {"control.tls.client_authorities", control->tls_client_authorities, control->tls_certificate,
+         "control.tls.certificate"},
+    };
+    struct endpoint listen;
+    const bool is_tcp = endpoint_parse(&listen, control->listen);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!*rows[i].path) continue;
+        if (!*rows[i].other) return fail(loading, rows[i].key, "is given without %s", rows[i].needed);
+        if (!is_tcp)
+            return fail(loading, rows[i].key, "does not go with control.listen %.120s: TLS is for tcp://HOST:PORT",
+                        control->listen);
+    }
+    if (!is_tcp || *control->tls_certificate || !control->tls_required || endpoint_is_loopback(&listen)) return 0;
+    return fail(loading, "control.listen",
+                "%.120s: other hosts can come there, so control.tls.certificate and control.tls.key are needed "
+                "(control.tls.required: false does without TLS)",
+                control->listen);
+}
+
 static int check_file(struct loading *loading, const char *key, const char *path)
 {
     int number = path_check_readable(path);
@@ -303,15 +333,33 @@ static int files(struct loading *loading)
         status = check_file(loading, "data.validation", data->validation[i]);
     if (!status && *loading->job->model->init_file)
         status = check_file(loading, "model.init.file", loading->job->model->init_file);
+    const Gacc__V1__ControlSection *control = loading->job->control;
+    if (!status && *control->tls_certificate)
+        status = check_file(loading, "control.tls.certificate", control->tls_certificate);
+    if (!status && *control->tls_key) status = check_file(loading, "control.tls.key", control->tls_key);
+    if (!status && *control->tls_client_authorities)
+        status = check_file(loading, "control.tls.client_authorities", control->tls_client_authorities);
     return status;
+}
+
+/* Whoever reads it can pose as the job. */
+static int private_key(struct loading *loading)
+{
+    const char *path = loading->job->control->tls_key;
+    struct stat facts;
+    if (*path && !stat(path, &facts) && facts.st_mode & S_IROTH)
+        job_notice(loading, "control.tls.key %.200s: every user of this host can read it (mode %04o)", path,
+                   facts.st_mode & 07777u);
+    return 0;
 }
 
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,  one_length,     model_numbers,         data_for_model, global_batch,
-        enough_for_ranks, learning_rates, numbers_of_the_update, loss_scale,     schedule,
-        evaluation,       files,          doubtful_rate,
+        name_and_output, one_length,       model_numbers,  data_for_model,
+        global_batch,    enough_for_ranks, learning_rates, numbers_of_the_update,
+        loss_scale,      schedule,         evaluation,     operators_tls,
+        files,           private_key,      doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

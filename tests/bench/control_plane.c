@@ -396,7 +396,8 @@ static void measure_worker(uint32_t shares, size_t steps)
     const uint8_t secret[CONTROL_SECRET] = {0};
     struct control *control;
     struct error error;
-    require(control_client_open(&control, address, secret, 0, 60, &events, &error) == 0, "control_client_open");
+    const struct control_address to = {.addresses = address, .secret = secret};
+    require(control_client_open(&control, &to, 0, 60, &events, &error) == 0, "control_client_open");
     unlink(at.sun_path);
 
     double *times = calloc(steps, sizeof *times);

@@ -11,6 +11,7 @@ import grpc
 
 import control
 import harness
+from certificates import Authority
 from stubs import control_pb2, control_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 MESSAGE_MAX = 4 << 20
@@ -163,6 +164,54 @@ class Interop(control.Steered):
         self.assertEqual(stub.GetStatus(request, metadata=reads, timeout=20).job, "tape")
         self.refused(CODE.PERMISSION_DENIED, lambda: stub.Stop(control_pb2.StopRequest(), metadata=reads, timeout=20))
         self.still_trains(running)
+
+    # ---- TLS ----
+
+    def begin_tls(self, clients=False):
+        self.ours, self.others = (Authority(self.directory, name) for name in ("authority", "stranger"))
+        certificate, key = self.ours.sign("server", "IP:127.0.0.1")
+        tls = {"certificate": certificate, "key": key, **({"client_authorities": self.ours.pem} if clients else {})}
+        return self.begin_tape(control={"listen": "tcp://127.0.0.1:0", "tls": tls})
+
+    def secure(self, running, authority, own=None, name=None):
+        """A stub; own: (certificate, key), name: for which the certificate has to be."""
+        chain, key = map(bytes_of, own) if own else (None, None)
+        credentials = grpc.ssl_channel_credentials(bytes_of(authority.pem), private_key=key, certificate_chain=chain)
+        options = [("grpc.ssl_target_name_override", name)] if name else []
+        channel = grpc.secure_channel(running.connection()["endpoint"], credentials, options)
+        self.addCleanup(channel.close)
+        return control_pb2_grpc.ControlStub(channel)
+
+    def test_tls(self):
+        running = self.begin_tls()
+        request, token = control_pb2.GetStatusRequest(), [("authorization", f"Bearer {running.connection()['token']}")]
+        stub = self.secure(running, self.ours)
+        self.assertEqual(stub.GetStatus(request, metadata=token, timeout=20).job, "tape")
+        self.refused(CODE.UNAUTHENTICATED, lambda: stub.GetStatus(request, timeout=20))
+        stream = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), metadata=token, timeout=60)
+        self.assertEqual([json.loads(next(stream).json)["step"] for _ in range(200)], list(range(1, 201)))
+        stream.cancel()
+        self.assertEqual(stub.Checkpoint(control_pb2.CheckpointRequest(wait=True), metadata=token, timeout=60).name[:5], "step-")
+        insecure = control_pb2_grpc.ControlStub(self.channel(running))
+        for stranger in (self.secure(running, self.others), self.secure(running, self.ours, name="node8"), insecure):
+            self.refused(CODE.UNAVAILABLE, lambda: stranger.GetStatus(request, metadata=token, timeout=20))
+        self.still_trains(running)
+
+    def test_tls_with_certificates_of_clients(self):
+        running = self.begin_tls(clients=True)
+        request, token = control_pb2.GetStatusRequest(), [("authorization", f"Bearer {running.connection()['token']}")]
+        own, other = self.ours.sign("client"), self.others.sign("foreign")
+        stub = self.secure(running, self.ours, own)
+        self.assertEqual(stub.GetStatus(request, metadata=token, timeout=20).job, "tape")
+        self.refused(CODE.UNAUTHENTICATED, lambda: stub.GetStatus(request, timeout=20))
+        for given in (None, other):
+            self.refused(CODE.UNAVAILABLE, lambda: self.secure(running, self.ours, given).GetStatus(request, metadata=token, timeout=20))
+        self.still_trains(running)
+
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def varint(number):

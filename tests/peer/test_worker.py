@@ -84,6 +84,13 @@ class Linear(Mixed):
         self.assert_same(alone, mixed)
         self.assertEqual(len(alone.evaluations), 3)
 
+    def test_over_tcp_it_takes_the_coordinators_certificate(self):
+        """gaccd's own ranks do, too: whatever is TCP is TLS."""
+        job = self.linear(optimizer_=SGD)
+        alone = self.outcome(job, ["gaccd", "gaccd"], "alone")
+        job["control"] = {"workers": "tcp://127.0.0.1:0"}
+        self.assert_same(alone, self.outcome(job, ["gaccd", "linear"], "mixed"))
+
     def test_adamw_differs_by_roundings(self):
         job = self.linear(optimizer_=ADAMW, schedule={"type": "cosine", "warmup": 3, "minimum": 0.001})
         alone, mixed = self.both(job, ["gaccd", "linear"])

@@ -20,6 +20,7 @@ import os
 import queue
 import signal
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -72,6 +73,15 @@ def share_memory_files():
     os.environ["OMPI_MCA_btl_vader_backing_directory"] = path
 
 
+def open_channel(address, certificate, options):
+    """certificate: DER, of whoever answers at tcp://…, and nobody else's; it is made for the name "gaccd"."""
+    if not certificate:
+        return grpc.insecure_channel(address, options)
+    credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
+    named = [*options, ("grpc.ssl_target_name_override", "gaccd")]
+    return grpc.secure_channel(address.removeprefix("tcp://"), credentials, named)
+
+
 class Shards:
     """Who owns what: every bucket is cut into as many equal parts as there are ranks; the last ones may be short, or empty."""
 
@@ -97,7 +107,7 @@ class Line:
         self.answers, self.outgoing, self.states = queue.Queue(), queue.SimpleQueue(), states
         self.awaits_farewell = self.over = False
         for address in invitation.addresses.split(","):
-            self.channel = grpc.insecure_channel(address.replace("tcp://", ""), options)
+            self.channel = open_channel(address, invitation.certificate, options)
             try:
                 grpc.channel_ready_future(self.channel).result(timeout)
                 break

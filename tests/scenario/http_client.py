@@ -15,13 +15,15 @@ class Unix(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def connect(endpoint):
-    return Unix(endpoint[5:]) if endpoint.startswith("unix:") else http.client.HTTPConnection(endpoint, timeout=20)
+def connect(endpoint, tls=None):
+    if endpoint.startswith("unix:"):
+        return Unix(endpoint[5:])
+    return http.client.HTTPSConnection(endpoint, timeout=20, context=tls) if tls else http.client.HTTPConnection(endpoint, timeout=20)
 
 
-def get(endpoint, path, verb="GET", **headers):
-    """(status, headers, body) of one request on a connection of its own."""
-    connection = connect(endpoint)
+def get(endpoint, path, verb="GET", tls=None, **headers):
+    """(status, headers, body) of one request on a connection of its own; tls: an ssl.SSLContext."""
+    connection = connect(endpoint, tls)
     try:
         connection.request(verb, path, headers=headers)
         answer = connection.getresponse()

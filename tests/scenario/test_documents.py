@@ -132,7 +132,8 @@ class Documents(harness.Scenario):
         self.write("runs/a/log.jsonl", ""), self.write("job.yaml", "")
         for line, offered in (("gaccctl st", ["status", "stop"]), ("gaccctl watch --f", ["--from"]), ("gaccctl status --f", []),
                               ("gaccctl --run r", ["runs"]), ("gaccctl --run runs/", ["runs/a"]), ("gaccctl --run runs/a che", ["checkpoint"]),
-                              ("gaccctl --run runs/a stop --", ["--run", "--connect", "--token-file", "--json", "--help", "--version", "--finish"]),
+                              ("gaccctl --run runs/a stop --", ["--run", "--connect", "--token-file", "--tls", "--ca", "--certificate", "--key", "--plaintext",
+                                                                "--json", "--help", "--version", "--finish"]),
                               ("gaccctl set optimizer.lr=", [])):
             self.assertEqual(self.complete(harness.GACCCTL, line), offered, line)
         for line, offered in (("gaccd ver", ["verify"]), ("gaccd jo", ["job.yaml"]), ("gaccd --device c", ["cpu", "cuda"]),

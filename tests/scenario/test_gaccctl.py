@@ -154,6 +154,9 @@ class Gaccctl(harness.Scenario):
         self.assertIn("runs/old: its job was killed, it seems; the same gaccd command goes on", said())
         self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": "node7"}))
         self.assertIn("call gaccctl on node7\n", said())
+        for everywhere in ("0.0.0.0:1", "[::]:1"):  # of its host, which we are not
+            self.write("runs/old/connection.json", json.dumps({"endpoint": everywhere, "host": "localhost"}))
+            self.assertIn("cannot connect to localhost:1", said())
         self.assertIn("no job listens there", said("--connect", "unix:none"))
         os.remove(os.path.join(self.directory, "runs", "old", "connection.json"))
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -223,9 +224,13 @@ class Hosts(harness.Scenario):
         answers = json.loads(done.out)
         for name in ("Join without a secret", "Join with a wrong secret", "Join with a secret too short"):
             self.assertEqual(answers.pop(name), "UNAUTHENTICATED")
+        self.assertEqual(answers.pop("Join in plain text"), "UNAVAILABLE")
         self.assertEqual(answers.pop("GetStatus"), "UNIMPLEMENTED")  # this port serves Join alone
         self.assertEqual(answers.pop("no such method"), "UNIMPLEMENTED")
-        self.assertEqual(set(answers.values()), {"closed"}, answers)  # those who speak no HTTP/2
+        self.assertEqual(set(answers.values()), {"closed"}, answers)  # those who speak no TLS, or no HTTP/2 in it
+        reasons = {record["reason"] for record in running.log("control") if not record["reason"].startswith("TLS: ")}
+        self.assertLessEqual(reasons, {"no secret", "a secret that is not this job's", "an operator's call"})
+        self.assertIn("TLS: what the peer sends is none", {record["reason"] for record in running.log("control")})
         running.until_step(len(running.log("step")) + 10)
         self.assertEqual({record["verdict"] for record in running.log("step")}, {"apply"})
         self.end(running)
@@ -260,14 +265,21 @@ IDLE = 150  # connections: more than the coordinator keeps
 GARBAGE = {
     "nothing but noise": bytes(range(256)) * 64,
     "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a TLS hello": bytes.fromhex("1603010200010001fc0303") + bytes(502),
+    "a TLS hello": bytes.fromhex("1603010200010001fc0303") + bytes(506),
     "a preface, then noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096,
 }
 
 
-def send_garbage(address, bytes_):
+def seal(connection):
+    """Whose certificate it is, a stranger cannot know."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(connection)
+
+
+def send_garbage(address, bytes_, through=lambda connection: connection):
     """"closed" when the other side closes."""
-    with socket.create_connection(address, 10) as connection:
+    with socket.create_connection(address, 10) as raw, through(raw) as connection:
         try:
             connection.sendall(bytes_)
             while connection.recv(4096):
@@ -280,19 +292,23 @@ def send_garbage(address, bytes_):
 
 
 def call_with_grpc(address):
+    """A stranger knows no certificate: he takes the one that is shown."""
     import grpc
 
-    def code(path, metadata=()):
-        call = channel.stream_stream(path, lambda message: message, lambda message: message)
+    def code(path, metadata=(), by=None):
+        call = (by or channel).stream_stream(path, lambda message: message, lambda message: message)
         try:
             list(call(iter([b"\x0a\x02\x10\x02"]), metadata=metadata, timeout=10))
         except grpc.RpcError as error:
             return error.code().name
         return "OK"
 
-    join = "/gacc.v1.Workers/Join"
-    with grpc.insecure_channel("%s:%d" % address) as channel:
+    join, at = "/gacc.v1.Workers/Join", "%s:%d" % address
+    credentials = grpc.ssl_channel_credentials(ssl.get_server_certificate(address).encode())
+    named = [("grpc.ssl_target_name_override", "gaccd")]
+    with grpc.secure_channel(at, credentials, named) as channel, grpc.insecure_channel(at) as plain:
         return {
+            "Join in plain text": code(join, by=plain),
             "Join without a secret": code(join),
             "Join with a wrong secret": code(join, [("gacc-secret-bin", bytes(32))]),
             "Join with a secret too short": code(join, [("gacc-secret-bin", bytes(3))]),
@@ -332,6 +348,7 @@ def stranger(what, host, port):
     if what == "idle":
         flood(address, [b""], IDLE)
     answers = {name: send_garbage(address, bytes_) for name, bytes_ in GARBAGE.items()}
+    answers.update({f"{name}, in TLS": send_garbage(address, bytes_, seal) for name, bytes_ in GARBAGE.items()})
     answers.update(call_with_grpc(address))
     print(json.dumps(answers))
 

@@ -325,8 +325,8 @@ static int line_open(struct line *line, enum behaviour behaviour, int (*listen_o
     memset(line, 0, sizeof *line);
     server_start(&line->server, behaviour, listen_on);
     const struct control_client_events events = {on_lost, on_farewell, on_idle, &line->heard, NULL};
-    return control_client_open(&line->control, line->server.address, line->server.secret, 1, timeout_seconds, &events,
-                               &line->error);
+    const struct control_address to = {.addresses = line->server.address, .secret = line->server.secret};
+    return control_client_open(&line->control, &to, 1, timeout_seconds, &events, &line->error);
 }
 
 static void line_close(struct line *line)
@@ -535,7 +535,8 @@ static void test_a_wrong_secret_is_told(void **state)
     server_start(&line.server, OBLIGING, listen_unix);
     const struct control_client_events events = {on_lost, on_farewell, on_idle, &line.heard, NULL};
     const uint8_t wrong[CONTROL_SECRET] = {1};
-    assert_int_equal(control_client_open(&line.control, line.server.address, wrong, 1, 5, &events, &line.error), 0);
+    const struct control_address to = {.addresses = line.server.address, .secret = wrong};
+    assert_int_equal(control_client_open(&line.control, &to, 1, 5, &events, &line.error), 0);
     assert_int_equal(say_hello(&line), -STATUS_INTERNAL);
     assert_string_equal(line.error.text, "the coordinator is gone: wrong secret (grpc-status 16)");
     line_close(&line);
@@ -587,12 +588,13 @@ static void test_addresses_of_which_none_answers_end_with_the_timeout(void **sta
     struct error error;
     struct control *control;
     static const uint8_t secret[CONTROL_SECRET];
+    struct control_address to = {.addresses = list, .secret = secret};
     struct heard heard = {0};
     const struct control_client_events events = {on_lost, on_farewell, NULL, &heard, NULL};
     int fd = listen_silently(fillers[0], address, sizeof address);
     snprintf(list, sizeof list, "%s,tcp://127.0.0.1:1", address);
     double began = seconds();
-    assert_int_equal(control_client_open(&control, list, secret, 0, 0.6, &events, &error), -STATUS_UNAVAILABLE);
+    assert_int_equal(control_client_open(&control, &to, 0, 0.6, &events, &error), -STATUS_UNAVAILABLE);
     double took = seconds() - began;
     assert_true(took >= 0.6 && took < 5);
     snprintf(expected, sizeof expected, "cannot reach the coordinator at %s: Connection timed out", list);
@@ -601,9 +603,8 @@ static void test_addresses_of_which_none_answers_end_with_the_timeout(void **sta
     for (int i = 0; i < 4; i++) close(fillers[0][i]);
     /* Refused at once: the next is not waited for. */
     began = seconds();
-    assert_int_equal(control_client_open(&control, "tcp://127.0.0.1:1,tcp://127.0.0.1:2,tcp://127.0.0.1:3", secret, 0,
-                                         20, &events, &error),
-                     -STATUS_UNAVAILABLE);
+    to.addresses = "tcp://127.0.0.1:1,tcp://127.0.0.1:2,tcp://127.0.0.1:3";
+    assert_int_equal(control_client_open(&control, &to, 0, 20, &events, &error), -STATUS_UNAVAILABLE);
     assert_true(seconds() - began < 0.2);
 }
 
@@ -626,8 +627,8 @@ static void test_an_address_that_cannot_be_reached_is_named(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct control *control;
         struct error error;
-        assert_int_equal(control_client_open(&control, cases[i].address, secret, 0, 1, &events, &error),
-                         -STATUS_UNAVAILABLE);
+        const struct control_address to = {.addresses = cases[i].address, .secret = secret};
+        assert_int_equal(control_client_open(&control, &to, 0, 1, &events, &error), -STATUS_UNAVAILABLE);
         error.text[strlen(cases[i].text)] = '\0';
         assert_string_equal(error.text, cases[i].text);
     }

@@ -33,7 +33,9 @@ static const char *const jobs[] = {
     "batch: {tokens: 48, micro: 3, weighting: microbatch, tail: drop}\n"
     "precision: {compute: fp16, loss_scale: {mode: static, initial: 1024}}\n"
     "optimizer: {lr: 1, eps: 1e-6, betas: [0, 0.95]}\n"
-    "schedule: {type: cosine, total: 40}\n",
+    "schedule: {type: cosine, total: 40}\n"
+    "control: {listen: tcp://h:1, tls: {certificate: \"${DATA}\", key: \"${DATA}\", client_authorities: "
+    "\"${DATA}\"}}\n",
 
     "job: {epochs: 3}\n"
     "model: {type: mlp, inputs: 3, hidden: [4, 5], outputs: 2, activation: tanh, norm: layer, loss: cross_entropy,\n"

@@ -245,7 +245,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
         {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
         {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
-        {"job:", "control: {tls: {key: x}}\njob:", "dir/job.yaml:1:11: control.tls: not offered by this version"},
         {"micro: 3", "micro: 3\n  ramp: {from: 1}", "dir/job.yaml:15:3: batch.ramp: not offered by this version"},
         {"  lr: 3e-4", "- {lr: 3e-4}",
          "dir/job.yaml:16:1: optimizer: several optimizers are not offered by this version"},
@@ -697,6 +696,53 @@ static void endpoints_are_sockets(void **state)
             "--set control.workers: unix:/x is not auto or tcp://HOST:PORT");
 }
 
+/* ${TEXT} is a file; what is in it is looked at when the job starts. */
+#define TLS_PAIR "control.tls={certificate: \"${TEXT}\", key: \"${TEXT}\"}"
+
+static void other_hosts_come_with_tls_or_by_a_word_in_the_job(void **state)
+{
+    (void)state;
+    static const char *const own[] = {"tcp://127.0.0.1:0", "tcp://127.8.9.1:70", "tcp://[::1]:0", "tcp://localhost:0"};
+    static const char *const others[] = {"tcp://0.0.0.0:0",   "tcp://[::]:0",           "tcp://10.0.0.1:70",
+                                         "tcp://128.0.0.1:0", "tcp://node7:7000",       "tcp://localhost.example.org:1",
+                                         "tcp://127.1:0",     "tcp://[::ffff:7f00:1]:0"};
+    char set[128], message[512];
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        snprintf(set, sizeof set, "control.listen=\"%s\"", own[i]);
+        release(accepted_with(gpt, SETS(set)));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(set, sizeof set, "control.listen=\"%s\"", others[i]);
+        snprintf(message, sizeof message,
+                 "--set control.listen: %s: other hosts can come there, so control.tls.certificate and control.tls.key "
+                 "are needed (control.tls.required: false does without TLS)",
+                 others[i]);
+        refused(gpt, SETS(set), STATUS_JOB, message);
+        release(accepted_with(gpt, SETS(set, TLS_PAIR)));
+        release(accepted_with(gpt, SETS(set, "control.tls.required=false")));
+    }
+    release(accepted_with(gpt, SETS("control.workers=tcp://0.0.0.0:0"))); /* has a certificate of its own */
+}
+
+static void keys_of_tls_belong_together(void **state)
+{
+    (void)state;
+    const char *const listen = "control.listen=tcp://127.0.0.1:0";
+    refused(gpt, SETS(listen, "control.tls.certificate=x"), STATUS_JOB,
+            "--set control.tls.certificate: is given without control.tls.key");
+    refused(gpt, SETS(listen, "control.tls.key=x"), STATUS_JOB,
+            "--set control.tls.key: is given without control.tls.certificate");
+    refused(gpt, SETS(listen, "control.tls.client_authorities=x"), STATUS_JOB,
+            "--set control.tls.client_authorities: is given without control.tls.certificate");
+    refused(gpt, SETS(TLS_PAIR), STATUS_JOB,
+            "--set control.tls: control.tls.certificate: does not go with control.listen unix:auto: TLS is for "
+            "tcp://HOST:PORT");
+    refused(gpt, SETS(listen, TLS_PAIR, "control.tls.key=none.key"), STATUS_MISSING,
+            "--set control.tls.key: none.key: No such file or directory");
+    refused(gpt, SETS(listen, TLS_PAIR, "control.tls.client_authorities=/"), STATUS_MISSING,
+            "--set control.tls.client_authorities: /: Is a directory");
+}
+
 static void set_beats_the_file(void **state)
 {
     (void)state;
@@ -931,6 +977,8 @@ int main(void)
         cmocka_unit_test(validation_is_a_fraction_or_paths),
         cmocka_unit_test(times_have_units),
         cmocka_unit_test(endpoints_are_sockets),
+        cmocka_unit_test(other_hosts_come_with_tls_or_by_a_word_in_the_job),
+        cmocka_unit_test(keys_of_tls_belong_together),
         cmocka_unit_test(set_beats_the_file),
         cmocka_unit_test(set_names_its_path_in_errors),
         cmocka_unit_test(another_precision_drops_the_loss_scale_and_says_so),

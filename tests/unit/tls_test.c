@@ -103,6 +103,8 @@ static void part(struct pair *pair)
     tls_context_close(pair->client_context);
 }
 
+static enum tls_fault fault; /* of the last two that met, by the client */
+
 /* They meet and go; the reason of the server, or else of the client, or NULL when both are content. */
 static const char *verdict(const struct tls_server_options *server, const struct tls_client_options *client)
 {
@@ -115,6 +117,7 @@ static const char *verdict(const struct tls_server_options *server, const struct
                               : pair.client.status                                           ? &pair.client.error
                                                                                              : &pair.server.error;
     snprintf(text, sizeof text, "%s", why->text);
+    fault = tls_fault(pair.client.tls);
     part(&pair);
     return content ? NULL : text;
 }
@@ -125,11 +128,13 @@ static void accepted(const struct tls_server_options *server, const struct tls_c
     if (why) fail_msg("refused: %s", why);
 }
 
-static void refused(const struct tls_server_options *server, const struct tls_client_options *client, const char *word)
+static void refused(const struct tls_server_options *server, const struct tls_client_options *client, const char *word,
+                    enum tls_fault expected)
 {
     const char *why = verdict(server, client);
     if (!why) fail_msg("accepted, though %s was expected", word);
     if (!strstr(why, word)) fail_msg("refused by \"%s\", not for %s", why, word);
+    assert_int_equal(fault, expected);
 }
 
 static const struct tls_server_options ephemeral = {.names = "DNS:gaccd"};
@@ -162,14 +167,14 @@ static void only_the_pinned_certificate_will_do(void **unused)
     (void)unused;
     accepted(&ephemeral, &pinning);
     uint8_t other[TLS_FINGERPRINT_BYTES] = {1};
-    refused(&ephemeral, &(struct tls_client_options){.fingerprint = other}, "certificate");
+    refused(&ephemeral, &(struct tls_client_options){.fingerprint = other}, "certificate", TLS_UNTRUSTED);
     /* Another one for the same names is another one. */
     struct tls_context *context;
     struct error error;
     assert_int_equal(tls_server(&context, &ephemeral, &error), 0);
     tls_context_fingerprint(context, other);
     tls_context_close(context);
-    refused(&ephemeral, &(struct tls_client_options){.fingerprint = other}, "certificate");
+    refused(&ephemeral, &(struct tls_client_options){.fingerprint = other}, "certificate", TLS_UNTRUSTED);
 }
 
 static void the_certificate_tells_its_fingerprint(void **unused)
@@ -200,15 +205,15 @@ static void an_authoritys_server_is_taken_by_its_name_or_address(void **unused)
     const struct tls_server_options is_foreign = {.certificate = foreign.pem, .key = foreign.key_file};
     struct tls_client_options client = {.authorities = authority.pem, .host = "node7"};
     accepted(&server, &client);
-    refused(&is_late, &client, "expired");
-    refused(&is_foreign, &client, "certificate");
-    refused(&ephemeral, &client, "certificate");
+    refused(&is_late, &client, "expired", TLS_UNTRUSTED);
+    refused(&is_foreign, &client, "certificate", TLS_UNTRUSTED);
+    refused(&ephemeral, &client, "certificate", TLS_UNTRUSTED);
     client.host = "10.77.0.1";
     accepted(&server, &client);
     client.host = "10.77.0.2";
-    refused(&server, &client, "IP address mismatch");
+    refused(&server, &client, "IP address mismatch", TLS_OTHER_NAME);
     client.host = "node8";
-    refused(&server, &client, "hostname mismatch");
+    refused(&server, &client, "hostname mismatch", TLS_OTHER_NAME);
 }
 
 static void who_wants_clients_with_a_certificate_gets_no_others(void **unused)
@@ -217,12 +222,13 @@ static void who_wants_clients_with_a_certificate_gets_no_others(void **unused)
     const struct tls_server_options server = {.names = "DNS:gaccd", .clients = authority.pem};
     accepted(&server,
              &(struct tls_client_options){.certificate = client_certificate.pem, .key = client_certificate.key_file});
-    refused(&server, &pinning, "peer did not return a certificate");
-    refused(&server, &(struct tls_client_options){.certificate = late.pem, .key = late.key_file}, "expired");
+    refused(&server, &pinning, "peer did not return a certificate", TLS_REFUSED);
+    refused(&server, &(struct tls_client_options){.certificate = late.pem, .key = late.key_file}, "expired",
+            TLS_REFUSED);
     refused(&server, &(struct tls_client_options){.certificate = foreign.pem, .key = foreign.key_file},
-            "unable to get local issuer certificate");
+            "unable to get local issuer certificate", TLS_REFUSED);
     refused(&server, &(struct tls_client_options){.certificate = stranger.pem, .key = stranger.key_file},
-            "self-signed certificate");
+            "self-signed certificate", TLS_REFUSED);
 }
 
 static void files_that_hold_something_else_are_named(void **unused)
@@ -340,7 +346,7 @@ static void the_protocol_is_h2_or_http_1_1_where_it_is_served(void **unused)
     } cases[] = {
         {&both, "\x02h2", "h2"},
         {&both, "\x08http/1.1", "http/1.1"},
-        {&both, "\x08http/1.1\x02h2", "h2"},
+        {&both, "\x02h2\x08http/1.1", "http/1.1"}, /* not a client of gRPC */
         {&both, "\x06spdy/3", NULL},
         {&both, "", ""},
         {&ephemeral, "\x02h2", "h2"},
@@ -435,6 +441,7 @@ static void what_is_no_tls_is_told_so(void **unused)
         assert_int_equal(tls_input(server->tls, (const uint8_t *)noises[i], strlen(noises[i]), &server->error), 0);
         assert_int_equal(tls_read(server->tls, server->read, 1, &server->error), -69);
         assert_int_equal(strncmp(server->error.text, "TLS: ", 5), 0);
+        assert_int_equal(tls_fault(server->tls), i < 2 ? TLS_NOT_SPOKEN : TLS_NO_FAULT);
         raw_close(&raw);
     }
 }
