@@ -231,8 +231,8 @@ class Top(harness.Scenario):
 
     def test_a_real_job_to_its_end(self):
         """In fp16, with ranks, skips and checkpoints; it waits for q behind the job's end, and leaves the last words."""
-        job, text = harness.gpt(steps=600, precision={"compute": "fp16", "loss_scale": {"initial": 2**20, "interval": 20}},
-                                checkpoint={"every": 100})
+        job, text = harness.gpt(steps=3000, precision={"compute": "fp16", "loss_scale": {"initial": 2**20, "interval": 20}},
+                                checkpoint={"every": 500})
         self.write("text.txt", text)
         running = self.start(job, output="runs/gpt").until_step(5)
         terminal = self.top("--run", "runs/gpt")
@@ -240,7 +240,7 @@ class Top(harness.Scenario):
         terminal.shows("own work")
         terminal.shows("checkpoint")
         terminal.shows("skip: overflow")
-        self.assertRegex(terminal.lines()[1], r"^step \d+/600 \[.*\] +\d+ %")
+        self.assertRegex(terminal.lines()[1], r"^step \d+/3000 \[.*\] +\d+ %")
         terminal.shows("the job has ended", 60)
         terminal.shows("the job is done")
         self.assertEqual(running.wait().status, 0)
