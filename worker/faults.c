@@ -64,7 +64,8 @@ long double fault_in_divisor(const struct session *session, const struct step *s
 double fault_in_scale(const struct session *session, const struct step *step)
 {
     const struct faults *faults = &session->options.faults;
-    if (faults->overflow_at.step != step->plan->step || faults->overflow_at.micro_batch != session->batch->index)
+    if (faults->overflow_at.step != step->plan->step || faults->overflow_at.micro_batch != session->batch->index ||
+        (faults->overflow_at.scale > 0 && faults->overflow_at.scale != step->window->scale))
         return step->window->scale;
     return session->compute_type == DTYPE_FP16 ? OVERFLOWS_FP16 : (double)INFINITY;
 }

@@ -47,6 +47,7 @@ struct faults {
     struct {
         uint64_t step;        /* attempt */
         uint32_t micro_batch; /* global */
+        double scale;         /* only in a window of this scale; 0: whatever it is */
     } overflow_at;
 };
 

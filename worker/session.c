@@ -374,6 +374,21 @@ static int stand_by(struct session *session, const Gacc__V1__Plan **plan, Gacc__
     return result;
 }
 
+/* A step, and its window again with the same data for as long as the verdict is RETRY. */
+static int run_step(struct session *session, struct step *step, struct error *error)
+{
+    Gacc__V1__Decision *again = NULL; /* has the window that is run */
+    int result = step_run(session, step, error);
+    while (!result && step->decision->verdict == GACC__V1__VERDICT__VERDICT_RETRY) {
+        free_decision(again);
+        again = step->decision;
+        *step = (struct step){.plan = step->plan, .next_plan = step->next_plan, .window = again->next};
+        result = step_run(session, step, error);
+    }
+    free_decision(again);
+    return result;
+}
+
 /* Each decision carries the window of the next step and the plan of the one after it; the plan of the next step came
  * with the decision before, which therefore stays alive (`former`) while its plan is in use. */
 static int run_steps(struct session *session, const Gacc__V1__Plan *plan, Gacc__V1__Decision **former,
@@ -388,7 +403,7 @@ static int run_steps(struct session *session, const Gacc__V1__Plan *plan, Gacc__
         }
         struct step step = {.plan = plan, .next_plan = (*current)->plan, .window = (*current)->next};
         if (step.next_plan) result = window_check_plan(session, step.next_plan, error);
-        if (!result) result = step_run(session, &step, error);
+        if (!result) result = run_step(session, &step, error);
         plan = step.next_plan;
         free_decision(*former);
         *former = *current;

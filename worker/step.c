@@ -259,6 +259,9 @@ static int take_decision(struct session *session, struct step *step, struct erro
         return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": told to apply a gradient that is not usable",
                          number);
     step->applies = step->gathers = decision->verdict == GACC__V1__VERDICT__VERDICT_APPLY;
+    if (decision->verdict == GACC__V1__VERDICT__VERDICT_RETRY && !decision->next)
+        return error_set(error, STATUS_INTERNAL, "step %" PRIu64 ": told to run the window again, and at no scale",
+                         number);
     fault_in_verdict(session, step);
     return 0;
 }
@@ -341,8 +344,9 @@ int step_run(struct session *session, struct step *step, struct error *error)
     if (!result) result = step_or_skip(session, step, &blame, error);
     if (!result) result = session_enter(session, STATE(UPDATE_SCALE), error); /* the next S came with the decision */
     if (!result) result = exit_step(session, step, error);
-    if (!result && step->decision->save) result = checkpoint_begin(session, step->decision->save, error);
-    if (!result) result = step_done(session, step, blame, error);
+    const bool ends = !result && step->decision->verdict != GACC__V1__VERDICT__VERDICT_RETRY;
+    if (ends && step->decision->save) result = checkpoint_begin(session, step->decision->save, error);
+    if (ends && !result) result = step_done(session, step, blame, error);
     blame_free(blame);
     return result;
 }

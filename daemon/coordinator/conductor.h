@@ -8,6 +8,7 @@
  *     report(0) ×N → decide
  *     report(t) ×N → decide, step_done(t) ×N → records    for every step t
  *     report(t) ×N → decide                               again, when that is due, where the job is paused behind t
+ *     report(t) ×N → decide                               again, where the decision was RETRY
  *     finished ×N → farewell ×N
  *
  * A decision may ask for a checkpoint. What belongs into it beside the ranks' parts is conductor_progress; whether it

@@ -146,6 +146,7 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
         .clip_coefficient = verdict->clip_coefficient,
         .reduce_scatters = c->reduce_scatters,
         .reduce_scatter_bytes = c->reduce_scatter_bytes,
+        .retries = c->retries,
         .accumulate = attempt->accumulate,
         .ranks = c->ranks,
         .seconds.since_last_step = now - c->decided_at,
@@ -185,11 +186,31 @@ static void compare_parameters(struct conductor *c)
     conductor_set_failure(c, &why);
 }
 
-/* From all reports of the step: verdict, counters, next S, whether the job has failed; the record is begun. */
+/* The step's window once more, at the scale that its overflow left; as long as it lasts, nothing but the scale has
+ * moved.
+ */
+static bool retries(struct conductor *c, const struct verdict *verdict)
+{
+    if (verdict->kind != VERDICT_IS_SKIP || !c->rules.has_scaler) return false;
+    if (!loss_scale_retry(&c->scale, &c->rules.scale, c->retries)) return false;
+    c->retries++;
+    c->window.scale = (double)c->scale.scale;
+    return true;
+}
+
+static const Gacc__V1__Decision *decide_again(struct conductor *c)
+{
+    gacc__v1__decision__init(&c->decision);
+    c->decision.step = c->step;
+    c->decision.verdict = GACC__V1__VERDICT__VERDICT_RETRY;
+    c->decision.next = &c->window;
+    await_reports(c);
+    return &c->decision;
+}
+
+/* What follows from the verdict: counters, next S, whether the job has failed; the record is begun. */
 static void judge(struct conductor *c, double now, struct verdict *verdict)
 {
-    verdict_of(c->reports, c->ranks, c->rules.weighting, c->rules.clip_norm, verdict);
-    if (c->failed) verdict->kind = VERDICT_IS_FAIL;
     begin_record(c, verdict, now);
 
     struct step_record *record = &c->attempt.record;
@@ -232,6 +253,7 @@ static void judge(struct conductor *c, double now, struct verdict *verdict)
 static Gacc__V1__Window *open_window(struct conductor *c)
 {
     c->step++;
+    c->retries = 0;
     c->window.step = c->step;
     c->window.scale = c->rules.has_scaler ? (double)c->scale.scale : 1;
     c->window.weight = 0;
@@ -303,8 +325,13 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
         conductor_set_failure(c, &c->first_failure);
     else
         compare_parameters(c);
-    if (has_stepped) judge(c, now, &verdict);
-    if (has_stepped) c->applied = verdict.kind == VERDICT_IS_APPLY;
+    if (has_stepped) {
+        verdict_of(c->reports, c->ranks, c->rules.weighting, c->rules.clip_norm, &verdict);
+        if (c->failed) verdict.kind = VERDICT_IS_FAIL;
+        if (retries(c, &verdict)) return decide_again(c);
+        judge(c, now, &verdict);
+        c->applied = verdict.kind == VERDICT_IS_APPLY;
+    }
     c->decided_at = now;
     const bool replans = c->requests.replans;
     if (!c->failed) conductor_take_settings(c);

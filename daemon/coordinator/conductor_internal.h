@@ -96,7 +96,8 @@ struct conductor {
     struct plan_position position;
     struct plan current, upcoming; /* of step, of step + 1 */
     bool has_upcoming;
-    Gacc__V1__Window window; /* of step */
+    Gacc__V1__Window window; /* of step … */
+    uint32_t retries;        /* … and how often it was run again */
     struct loss_scale scale;
     uint32_t nonfinite_in_a_row;
     double epoch_weight; /* of the current epoch so far */

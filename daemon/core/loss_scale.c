@@ -138,3 +138,13 @@ void loss_scale_update(struct loss_scale *state, const struct loss_scale_rules *
     else
         overflowed(state, rules);
 }
+
+bool loss_scale_retry(struct loss_scale *state, const struct loss_scale_rules *rules, uint32_t tried)
+{
+    struct loss_scale after = *state;
+    if (tried >= rules->retries) return false;
+    overflowed(&after, rules);
+    if (after.stop || !(after.scale < state->scale)) return false;
+    *state = after;
+    return true;
+}

@@ -27,6 +27,7 @@ struct loss_scale_rules {
     float minimum, maximum; /* 0: none */
     bool stop_at_minimum;   /* an overflow at the minimum stops at once; false: clamp */
     uint32_t stop_after;    /* skips in a row at a scale that can fall no further, then stop; 0: never */
+    uint32_t retries;       /* of a window that overflowed, before it is skipped; 0: it is skipped at once */
 };
 
 struct loss_scale {
@@ -47,6 +48,9 @@ void loss_scale_init(struct loss_scale *state, const struct loss_scale_rules *ru
 void loss_scale_restore(struct loss_scale *state, const struct loss_scale_rules *rules, const struct loss_scale *kept);
 /* After a step with a verdict APPLY (finite) or SKIP (not finite). EMPTY steps do not come here. */
 void loss_scale_update(struct loss_scale *state, const struct loss_scale_rules *rules, bool finite);
+/* After a window that was not finite and was run again `tried` times already: true where it is to be run once more,
+ * with the state as an overflow leaves it. False, and nothing has changed, where that would not lower the scale. */
+bool loss_scale_retry(struct loss_scale *state, const struct loss_scale_rules *rules, uint32_t tried);
 /* The next overflow cannot lower the scale: it is static, at its minimum, or where 1/S would leave fp32. */
 bool loss_scale_at_minimum(const struct loss_scale *state, const struct loss_scale_rules *rules);
 

@@ -14,6 +14,7 @@
 #define COMPUTE(name) GACC__V1__COMPUTE__COMPUTE_##name
 #define MODE(name) GACC__V1__SCALE_MODE__SCALE_##name
 #define PROFILE(name) GACC__V1__SCALE_PROFILE__PROFILE_##name
+#define ON_OVERFLOW(name) GACC__V1__ON_OVERFLOW__ON_OVERFLOW_##name
 #define OPTIMIZER(name) GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_##name
 #define SCHEDULE(name) GACC__V1__SCHEDULE_TYPE__SCHEDULE_##name
 #define SCALING(name) GACC__V1__LR_SCALING__LR_SCALING_##name
@@ -53,6 +54,7 @@ static const struct choice profiles[] = {
     {"deepspeed-fused", PROFILE(DEEPSPEED_FUSED)}, {0}};
 static const struct choice minimum_rules[] = {
     {"stop", GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP}, {"clamp", GACC__V1__AT_MINIMUM__AT_MINIMUM_CLAMP}, {0}};
+static const struct choice overflow_rules[] = {{"skip", ON_OVERFLOW(SKIP)}, {"retry", ON_OVERFLOW(RETRY)}, {0}};
 static const struct choice optimizers[] = {{"adamw", OPTIMIZER(ADAMW)}, {"sgd", OPTIMIZER(SGD)}, {0}};
 static const struct choice schedules[] = {
     {"constant", SCHEDULE(CONSTANT)}, {"linear", SCHEDULE(LINEAR)}, {"cosine", SCHEDULE(COSINE)},
@@ -74,6 +76,7 @@ static const struct choice verify_rules[] = {
 #define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
 #define IF_FP32_SUMS {BY_COMPUTE, BIT(COMPUTE(FP32)) | BIT(COMPUTE(BF16)) | BIT(COMPUTE(FP16))}
 #define IF_DYNAMIC {BY_MODE, BIT(MODE(DYNAMIC))}
+#define IF_RETRY {BY_ON_OVERFLOW, BIT(ON_OVERFLOW(RETRY))}
 #define IF_ADAMW {BY_OPTIMIZER, BIT(OPTIMIZER(ADAMW))}
 #define IF_SGD {BY_OPTIMIZER, BIT(OPTIMIZER(SGD))}
 #define IF_FALLING {BY_SCHEDULE, BIT(SCHEDULE(LINEAR)) | BIT(SCHEDULE(COSINE)) | BIT(SCHEDULE(WSD))}
@@ -243,6 +246,14 @@ const struct key keys[] = {
      .by_profile = true, .choices = minimum_rules,
      WHEN(IF_FP16, IF_DYNAMIC),
      .help = "An overflow at the minimum: the job ends with 76, or S stays there until stop_after."},
+    {"precision.loss_scale.on_overflow", KEY_CHOICE, SCALE(on_overflow), .live = LIVE_NEXT_WINDOW,
+     .fallback = "skip", .choices = overflow_rules, .selects = BY_ON_OVERFLOW,
+     WHEN(IF_FP16, IF_DYNAMIC),
+     .help = "skip: its data are lost. retry: the same window again at the lower S, and skipped where that is in vain."},
+    {"precision.loss_scale.retries", KEY_U32, SCALE(retries), .live = LIVE_NEXT_WINDOW,
+     .fallback = "8", .least = 1, .most = 1000,
+     .unit = "times", WHEN(IF_FP16, IF_DYNAMIC, IF_RETRY),
+     .help = "That one window is run again, each as long as the window itself."},
     {"precision.loss_scale.stop_after", KEY_U32, SCALE(stop_after), .live = LIVE_NEXT_WINDOW,
      .by_profile = true, .least = 1, .most = COUNT_MOST,
      .unit = "skips in a row", WHEN(IF_FP16),

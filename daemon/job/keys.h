@@ -62,6 +62,7 @@ enum selector {
     BY_COMPUTE,
     BY_MODE,
     BY_PROFILE,
+    BY_ON_OVERFLOW,
     BY_OPTIMIZER,
     BY_SCHEDULE,
     BY_LR_SCALING,

@@ -387,6 +387,7 @@ void job_loss_scale_rules(const Gacc__V1__LossScaleSection *section, struct loss
         .maximum = (float)section->maximum,
         .stop_at_minimum = section->at_minimum == GACC__V1__AT_MINIMUM__AT_MINIMUM_STOP,
         .stop_after = section->stop_after,
+        .retries = section->on_overflow == GACC__V1__ON_OVERFLOW__ON_OVERFLOW_RETRY ? section->retries : 0,
     };
 }
 

@@ -214,6 +214,7 @@ static void step_members(struct json_writer *json, const void *record)
     counters(json, &step->counters);
     json_write_string(json, "verdict", verdicts[step->verdict]);
     json_write_string(json, "reason", step->reason);
+    json_write_unsigned(json, "retries", step->retries);
     blame(json, step->blame, step->blame_rank);
     present(json, "loss", step->has_loss, step->loss);
     json_write_double(json, "weight", step->weight);

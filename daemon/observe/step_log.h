@@ -57,6 +57,7 @@ struct step_record {
     struct step_counters counters;
     enum verdict_kind verdict;
     const char *reason;           /* NULL, or why the attempt was not applied */
+    uint32_t retries;             /* how often its window was run again before */
     const Gacc__V1__Blame *blame; /* NULL, or what the first rank with a culprit found */
     uint32_t blame_rank;
     bool has_loss; /* an empty attempt has none, nor has one in which a rank failed */

@@ -37,6 +37,7 @@ static const struct {
     [CHECK_OVERFLOW_SKIPS] = {"overflow: all ranks skip", CHECK_SKIPS, check_overflow_skips},
     [CHECK_OVERFLOW_SCALE] = {"overflow: S falls once", CHECK_SKIPS, check_overflow_backs_off_once},
     [CHECK_OVERFLOW_NEXT_STEP] = {"overflow: the next step is a first step", CHECK_SKIPS, check_step_after_overflow},
+    [CHECK_OVERFLOW_RETRY] = {"overflow: tried again = at that S at once", CHECK_SKIPS, check_retry},
     [CHECK_SCHEDULE] = {"schedule: 2 windows are 2 steps", CHECK_SKIPS, check_schedule_counts},
     [CHECK_GROUPS] = {"groups: each by its own numbers", CHECK_OTHER, check_groups},
     [CHECK_WINDOW_FROZEN] = {"window: parameters are frozen", CHECK_OTHER, check_frozen_window},

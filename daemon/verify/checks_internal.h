@@ -62,6 +62,7 @@ check_function check_clip;
 check_function check_overflow_skips;
 check_function check_overflow_backs_off_once;
 check_function check_step_after_overflow;
+check_function check_retry;
 check_function check_schedule_counts;
 check_function check_groups;
 check_function check_frozen_window;

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 /* ---- the loss scale and the clip ---- */
 
@@ -199,5 +200,32 @@ int check_step_after_overflow(struct suite *suite, struct check *check, struct e
     const struct trial *b = suite_applied(suite, &right, 0, error);
     if (!b || !(a = suite_applied(suite, &variant, 1, error))) return -(int)error->status;
     check_judge_adamw(check, a, b, floor);
+    return 0;
+}
+
+/* on_overflow: retry. The window that overflowed at S and passed at the lower one leaves what it leaves there at once.
+ */
+int check_retry(struct suite *suite, struct check *check, struct error *error)
+{
+    struct variant variant, right;
+    int result;
+    if (!overflown(suite, check, &variant, &result, error)) return result;
+    variant.steps = 1;
+    variant.retries = 1;
+    const struct trial *a = suite_applied(suite, &variant, 0, error);
+    if (!a) return -(int)error->status;
+    const struct trial_step *step = a->steps;
+    right = variant;
+    right.retries = right.overflow_at_step = right.overflow_micro_batch = 0;
+    right.loss_scale = step->loss_scale;
+    const struct trial *b = suite_applied(suite, &right, 0, error);
+    if (!b) return -(int)error->status;
+    check_expect(check, step->retries == 1, "the window is run again %" PRIu32 " times", step->retries);
+    check_expect(check, step->optimizer_steps == 1 && step->skipped_steps == 0,
+                 "%" PRIu64 " steps applied, %" PRIu64 " skipped", step->optimizer_steps, step->skipped_steps);
+    check_expect(check, memcmp(a->after, b->after, b->parameters * sizeof *b->after) == 0,
+                 "the parameters are not those of a window at S = %g", step->loss_scale);
+    if (check->pass)
+        check_say(check, "at S = %g, and then at %g: to the last bit", variant.loss_scale, step->loss_scale);
     return 0;
 }

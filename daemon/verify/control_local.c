@@ -209,7 +209,8 @@ static int take_report(struct control_local *local, uint32_t rank, const struct 
 /* The last attempt has no next one, whatever the job would go on with. */
 static void end_in_time(const struct control_local *local, Gacc__V1__Decision *decision)
 {
-    if (decision->step < local->attempts || !decision->next) return;
+    const bool again = decision->verdict == GACC__V1__VERDICT__VERDICT_RETRY;
+    if (decision->step < local->attempts || !decision->next || again) return;
     gacc__v1__window__free_unpacked(decision->next, NULL);
     decision->next = NULL;
 }
@@ -246,6 +247,7 @@ static void keep_record(struct control_local *local, const struct step_record *r
     bool backed_off = local->fault == DECISION_BACKS_OFF_PER_RANK;
     uint64_t moved_by_skips = local->fault == DECISION_SCHEDULE_ON_SKIP ? record->counters.skipped_steps : 0;
     step->verdict = record->verdict;
+    step->retries = record->retries;
     step->loss = record->loss;
     step->weight = record->weight;
     step->loss_scale_next = record->has_scaler ? record->loss_scale_next * (backed_off ? local->backed_off : 1) : 1;

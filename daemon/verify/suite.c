@@ -76,6 +76,9 @@ static int set_precision(Gacc__V1__PrecisionSection *precision, const struct var
     section->hysteresis = 1; /* the first overflow lowers it */
     section->minimum = section->maximum = 0;
     section->at_minimum = GACC__V1__AT_MINIMUM__AT_MINIMUM_CLAMP;
+    section->on_overflow =
+        variant->retries ? GACC__V1__ON_OVERFLOW__ON_OVERFLOW_RETRY : GACC__V1__ON_OVERFLOW__ON_OVERFLOW_SKIP;
+    section->retries = (uint32_t)variant->retries;
     section->growth = 2;
     if (section->backoff <= 0 || section->backoff >= 1) section->backoff = 0.5;
     return 0;
@@ -206,6 +209,7 @@ static int run(struct suite *suite, const struct variant *variant, struct trial 
     if (variant->overflow_at_step) {
         spec.faults.overflow_at.step = variant->overflow_at_step;
         spec.faults.overflow_at.micro_batch = variant->overflow_micro_batch;
+        spec.faults.overflow_at.scale = variant->retries ? variant->loss_scale : 0;
     }
     if (!result) result = spec.launcher ? together_run(trial, &spec, error) : trial_run(trial, &spec, error);
     if (job) gacc__v1__job_spec__free_unpacked(job, NULL);

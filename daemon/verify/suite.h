@@ -31,6 +31,7 @@ struct variant {
     uint64_t train; /* the train set ends after so many sequences and is read in order; 0: as the job has it */
     uint64_t steps;
     uint64_t rounded;                                /* 0 or 1: gradients travel as bf16 */
+    uint64_t retries;                                /* 0: an overflow is skipped; else it passes at a lower S */
     uint64_t keeps_activations;                      /* 0 or 1: whatever the job says of recompute */
     uint64_t keeps_groups;                           /* 0 or 1: ratios of lr, and decays, as the job has them */
     uint32_t compute;                                /* Gacc__V1__Compute */

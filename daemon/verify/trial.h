@@ -43,6 +43,7 @@ struct trial_spec {
 /* One attempt, as the log would have it (interfaces.md names the fields). Norms are NaN unless applied. */
 struct trial_step {
     enum verdict_kind verdict;
+    uint32_t retries;
     double loss, weight, lr;
     double loss_scale, loss_scale_next; /* 1 without a scaler */
     uint32_t growth_tracker;

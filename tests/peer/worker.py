@@ -306,6 +306,8 @@ class Rank:
                 continue
             next_plan = decision.plan if decision.HasField("plan") else None
             decision = self.step(plan, decision.next, next_plan)
+            while decision.verdict == messages.VERDICT_RETRY:
+                decision = self.step(plan, decision.next, next_plan)
             plan = next_plan
         if not decision.stop:
             self.export()
@@ -367,6 +369,8 @@ class Rank:
                 self.model.update(begin, master, gradient, moments, unscale, window.lr, window.optimizer_steps + 1)
             done.all_gathers, done.all_gather_bytes = len(self.own), self.gather()
         self.enter(messages.STATE_EXIT_STEP)
+        if decision.verdict == messages.VERDICT_RETRY:
+            return decision
         if decision.HasField("save"):
             self.line.say(saved=self.save(decision.save))
         if decision.evaluate:

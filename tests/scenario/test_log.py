@@ -18,6 +18,7 @@ STEP = {
     "scheduler_steps": COUNT,
     "verdict": TEXT,
     "reason": (TEXT, NOTHING),
+    "retries": COUNT,
     "nonfinite": (dict, NOTHING),
     "loss": (float, NOTHING),
     "weight": NUMBER,

@@ -50,7 +50,7 @@ static const char *const jobs[] = {
     "model: {type: mlp, inputs: 3, hidden: [], outputs: 2}\n"
     "data: {format: csv, train: \"${DATA}\"}\n"
     "batch: {global: 4, micro: 4}\n"
-    "precision: {compute: fp16, loss_scale: {profile: megatron, hysteresis: 3, at_minimum: stop}}\n"
+    "precision: {compute: fp16, loss_scale: {profile: megatron, hysteresis: 3, at_minimum: stop, on_overflow: retry}}\n"
     "optimizer: {lr: 0.1}\n",
 
     "job: {steps: 1}\n"

@@ -97,11 +97,11 @@ static void defaults_are_those_of_the_programs(void **unused)
 {
     (void)unused;
     static const struct loss_scale_rules wanted[] = {
-        {LOSS_SCALE_TORCH, false, 65536, 2, 0.5, 2000, 1, false, 0, 0, false, 20},
-        {LOSS_SCALE_APEX, false, 65536, 2, 0.5, 2000, 1, false, 0, 16777216, false, 20},
-        {LOSS_SCALE_MEGATRON, false, 4294967296.0F, 2, 0.5, 1000, 2, false, 1, 0, false, 20},
-        {LOSS_SCALE_DEEPSPEED, false, 65536, 2, 0.5, 1000, 2, false, 1, 0, true, 20},
-        {LOSS_SCALE_DEEPSPEED_FUSED, false, 65536, 2, 0.5, 1000, 1, false, 1, 0, false, 20},
+        {LOSS_SCALE_TORCH, false, 65536, 2, 0.5, 2000, 1, false, 0, 0, false, 20, 0},
+        {LOSS_SCALE_APEX, false, 65536, 2, 0.5, 2000, 1, false, 0, 16777216, false, 20, 0},
+        {LOSS_SCALE_MEGATRON, false, 4294967296.0F, 2, 0.5, 1000, 2, false, 1, 0, false, 20, 0},
+        {LOSS_SCALE_DEEPSPEED, false, 65536, 2, 0.5, 1000, 2, false, 1, 0, true, 20, 0},
+        {LOSS_SCALE_DEEPSPEED_FUSED, false, 65536, 2, 0.5, 1000, 1, false, 1, 0, false, 20, 0},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct loss_scale_rules rules = rules_of(wanted[i].profile);
@@ -358,9 +358,38 @@ static void profiles_that_should_agree_do(void **unused)
     }
 }
 
+static void a_retry_is_an_overflow_that_lowers_the_scale(void **unused)
+{
+    (void)unused;
+    struct loss_scale_rules rules = rules_of(LOSS_SCALE_MEGATRON);
+    rules.initial = 8;
+    struct loss_scale state, overflowed;
+    loss_scale_init(&state, &rules);
+    assert_false(loss_scale_retry(&state, &rules, 0)); /* retries: 0 */
+    rules.retries = 2;
+    const struct loss_scale untouched = state;
+    assert_false(loss_scale_retry(&state, &rules, 0)); /* the hysteresis holds it */
+    assert_memory_equal(&state, &untouched, sizeof state);
+    loss_scale_update(&state, &rules, false);
+    for (uint32_t tried = 0; tried < 2; tried++) {
+        overflowed = state;
+        loss_scale_update(&overflowed, &rules, false);
+        assert_true(loss_scale_retry(&state, &rules, tried));
+        assert_memory_equal(&state, &overflowed, sizeof state);
+    }
+    assert_true(state.scale == 2);
+    assert_false(loss_scale_retry(&state, &rules, 2));
+    state.scale = rules.minimum;
+    assert_false(loss_scale_retry(&state, &rules, 0));
+    rules.is_static = true;
+    state.scale = 8;
+    assert_false(loss_scale_retry(&state, &rules, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_retry_is_an_overflow_that_lowers_the_scale),
         cmocka_unit_test(every_profile_keeps_its_trajectories),
         cmocka_unit_test(defaults_are_those_of_the_programs),
         cmocka_unit_test(an_overflow_halves_the_scale_and_zeroes_the_tracker),

@@ -81,7 +81,7 @@ static void an_applied_step_has_every_field_in_the_documented_order(void **unuse
     (void)unused;
     struct step_record record = applied();
     expect_line(step_line(&record), STEP_HEAD
-                "\"verdict\":\"apply\",\"reason\":null,\"nonfinite\":null,\"loss\":2.5,\"weight\":512.0,"
+                "\"verdict\":\"apply\",\"reason\":null,\"retries\":0,\"nonfinite\":null,\"loss\":2.5,\"weight\":512.0,"
                 "\"micro_batches\":7,\"tokens\":512,\"tokens_seen\":6144,\"lr\":0.0003,\"loss_scale\":65536.0,"
                 "\"loss_scale_next\":131072.0,\"growth_tracker\":0,\"grad_norm_scaled\":32768.0,"
                 "\"grad_norm\":0.5,\"grad_norm_clipped\":0.25,\"clip_coefficient\":0.5,"
@@ -112,7 +112,7 @@ static void a_skip_has_no_norms_and_names_the_culprit(void **unused)
     record.all_gathers = 0;
     record.all_gather_bytes = 2000;
     expect_line(step_line(&record), STEP_HEAD
-                "\"verdict\":\"skip\",\"reason\":\"overflow\",\"nonfinite\":{\"rank\":2,"
+                "\"verdict\":\"skip\",\"reason\":\"overflow\",\"retries\":0,\"nonfinite\":{\"rank\":2,"
                 "\"tensor\":\"h.3.mlp.c_fc.weight\",\"micro_batch\":1,\"sequences\":[{\"index\":41,"
                 "\"file\":\"a \\\"b\\\".bin\",\"offset\":5000000000}]},\"loss\":null,\"loss_nonfinite\":1,"
                 "\"weight\":512.0,\"micro_batches\":7,\"tokens\":512,\"tokens_seen\":6144,\"lr\":0.0003,"
