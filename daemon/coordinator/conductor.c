@@ -66,7 +66,8 @@ void conductor_resume(struct conductor *c, const struct progress *progress, Gacc
     c->nonfinite_in_a_row = progress->nonfinite_in_a_row;
     if (progress->has_scaler && c->rules.has_scaler) loss_scale_restore(&c->scale, &c->rules.scale, &progress->scale);
     c->position = progress->position;
-    c->resumed_global = progress->has_plan ? progress->plan.global : 0;
+    c->has_upcoming = progress->has_plan;
+    c->upcoming = progress->plan;
     c->sequences_seen = progress->sequences_seen;
     c->epoch_weight = progress->epoch_weight;
     c->evaluated_at = progress->was_evaluated ? progress->evaluated_at : UINT64_MAX;

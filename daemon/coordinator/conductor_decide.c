@@ -36,9 +36,14 @@ const Gacc__V1__Welcome *conductor_welcome(struct conductor *c, double now)
 {
     if (c->phase != PHASE_WELCOME) return NULL;
     const bool is_done = c->rules.plan.epochs == 0 && c->counters.optimizer_steps >= c->rules.total_steps;
-    struct plan_rules rules = c->rules.plan; /* a B that was set may not have reached this step's plan */
-    if (c->resumed_global != 0) rules.global = c->resumed_global;
-    c->has_upcoming = !is_done && plan_next(&rules, &c->position, &c->upcoming);
+    const struct plan_rules *rules = &c->rules.plan;
+    const bool was_issued = c->has_upcoming; /* before the checkpoint: of the B and the ramp of then */
+    if (is_done)
+        c->has_upcoming = false;
+    else if (was_issued)
+        c->has_upcoming = plan_again(rules, &c->position, &c->upcoming);
+    else
+        c->has_upcoming = plan_next(rules, c->counters.optimizer_steps, &c->position, &c->upcoming);
     c->welcome.plan = c->has_upcoming ? plan_message(c, c->step + 1, &c->upcoming) : NULL;
     c->decided_at = now;
     await_reports(c);
@@ -269,7 +274,7 @@ static Gacc__V1__Window *open_window(struct conductor *c)
     c->current = c->upcoming;
     const struct schedule schedule = job_rules_schedule(&c->rules, c->current.global);
     c->window.lr = schedule_lr(&schedule, c->counters.optimizer_steps);
-    c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    c->has_upcoming = plan_next(&c->rules.plan, c->counters.optimizer_steps, &c->position, &c->upcoming);
     return &c->window;
 }
 

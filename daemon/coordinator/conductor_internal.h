@@ -115,7 +115,6 @@ struct conductor {
     Gacc__V1__Save save;
 
     uint64_t sequences_seen;
-    uint32_t resumed_global;    /* B of the next step's plan as it was issued then; 0: not known */
     uint64_t resumed_sequences; /* of the training data when the checkpoint was made; 0: none */
     struct step_counters counters;
     bool has_loss, has_validation;

@@ -81,7 +81,7 @@ void conductor_replan(struct conductor *c)
 {
     if (!c->requests.replans || !c->has_upcoming) return;
     c->position = (struct plan_position){c->upcoming.epoch, c->upcoming.first};
-    c->has_upcoming = plan_next(&c->rules.plan, &c->position, &c->upcoming);
+    c->has_upcoming = plan_next(&c->rules.plan, c->counters.optimizer_steps, &c->position, &c->upcoming);
 }
 
 void conductor_take_settings(struct conductor *c)

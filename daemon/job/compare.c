@@ -12,10 +12,11 @@ static const struct {
     const char *path;
     enum change_rule rule;
 } rules[] = {
-    {"job.seed", CHANGE_REFUSED},       {"model.pad_vocab", CHANGE_TAKEN},     {"model.", CHANGE_REFUSED},
-    {"data.", CHANGE_REFUSED},          {"batch.global", CHANGE_REFUSED},      {"batch.weighting", CHANGE_REFUSED},
-    {"batch.tail", CHANGE_REFUSED},     {"batch.lr_scaling", CHANGE_KEPT},     {"batch.base", CHANGE_KEPT},
-    {"optimizer.type", CHANGE_REFUSED}, {"optimizer.clip_norm", CHANGE_TAKEN}, {"optimizer.", CHANGE_KEPT},
+    {"job.seed", CHANGE_REFUSED},    {"model.pad_vocab", CHANGE_TAKEN},  {"model.", CHANGE_REFUSED},
+    {"data.", CHANGE_REFUSED},       {"batch.global", CHANGE_REFUSED},   {"batch.weighting", CHANGE_REFUSED},
+    {"batch.tail", CHANGE_REFUSED},  {"batch.lr_scaling", CHANGE_KEPT},  {"batch.base", CHANGE_KEPT},
+    {"batch.ramp.", CHANGE_REFUSED}, {"optimizer.type", CHANGE_REFUSED}, {"optimizer.clip_norm", CHANGE_TAKEN},
+    {"optimizer.", CHANGE_KEPT},
 };
 
 /* The rates are worked out together: whoever sets one sets all. */

@@ -190,6 +190,13 @@ const struct key keys[] = {
              "sum: no mean."},
     {"batch.tail", KEY_CHOICE, BATCH(tail), .fallback = "flush", .choices = tails,
      .help = "The short last batch of an epoch: a step of its own weight, or left out."},
+    {"batch.ramp", KEY_SECTION, NOWHERE, .help = "The global batch grows to its size, by whole micro-batches."},
+    {"batch.ramp.from", KEY_U32, BATCH(ramp_from), .fallback = "", .least = 1, .most = COUNT_MOST, .unit = "sequences",
+     .help = "Of the first step. The learning rate is that of batch.global throughout."},
+    {"batch.ramp.steps", KEY_U32, BATCH(ramp_steps), .fallback = "", .least = 1, .most = COUNT_MOST,
+     .unit = "applied optimizer steps",
+     .help = "After them it is batch.global: from + (global − from)·i/steps, i of them being applied when the step is "
+             "planned, one step ahead."},
     {"batch.lr_scaling", KEY_CHOICE, BATCH(lr_scaling), .fallback = "none", .choices = scalings,
      .selects = BY_LR_SCALING,
      .help = "linear: lr is multiplied by B / base, once."},
@@ -357,8 +364,6 @@ const size_t key_count = sizeof keys / sizeof *keys;
 
 static const char not_yet[] = "not offered by this version";
 const struct absent absent_keys[] = {
-    {"batch.ramp", NULL, not_yet},
-    {"batch.ramp.", NULL, not_yet},
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
     {"model.type", "cnn", not_yet},

@@ -125,6 +125,9 @@ static void print_head(const Gacc__V1__JobSpec *job, uint32_t ranks, FILE *to)
     if (last < batch->micro) fprintf(to, ", the last of %" PRIu32 " sequence%s", last, last == 1 ? "" : "s");
     fputc('\n', to);
     if (ranks > 0) print_shares(micro_batches, ranks, to);
+    if (batch->ramp_from > 0)
+        fprintf(to, "#   ramp: M %" PRIu32 " at first, all of them after %" PRIu32 " applied steps\n",
+                (batch->ramp_from - 1) / batch->micro + 1, batch->ramp_steps);
 }
 
 int job_print(const Gacc__V1__JobSpec *job, uint32_t ranks, FILE *to)

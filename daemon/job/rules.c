@@ -95,6 +95,28 @@ static int global_batch(struct loading *loading)
     return 0;
 }
 
+static int ramp(struct loading *loading)
+{
+    const Gacc__V1__BatchSection *batch = loading->job->batch;
+    const uint32_t ranks = loading->overrides ? loading->overrides->ranks : 0;
+    if (!batch->ramp_from && !batch->ramp_steps) return 0;
+    if (!batch->ramp_from) return fail(loading, "batch.ramp.from", "is missing");
+    if (!batch->ramp_steps) return fail(loading, "batch.ramp.steps", "is missing");
+    if (batch->ramp_from >= batch->global)
+        return fail(loading, "batch.ramp.from", "%" PRIu32 " is not below batch.global %" PRIu32, batch->ramp_from,
+                    batch->global);
+    if (!loading->job->job->steps)
+        return fail(loading, "batch.ramp",
+                    "the job must be one by job.steps: how many steps tokens or epochs make "
+                    "depends on the batch");
+    const uint32_t micro_batches = (batch->ramp_from - 1) / batch->micro + 1;
+    if (micro_batches >= ranks) return 0;
+    return fail(loading, "batch.ramp.from",
+                "%" PRIu32 " makes %" PRIu32 " micro-batch%s, fewer than %" PRIu32 " ranks: %" PRIu64 " would do",
+                batch->ramp_from, micro_batches, micro_batches == 1 ? "" : "es", ranks,
+                (uint64_t)batch->micro * (ranks - 1) + 1);
+}
+
 /* M < N; the numbers named give every rank a micro-batch, and a full one. */
 static int enough_for_ranks(struct loading *loading)
 {
@@ -356,10 +378,9 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output, one_length,       model_numbers,  data_for_model,
-        global_batch,    enough_for_ranks, learning_rates, numbers_of_the_update,
-        loss_scale,      schedule,         evaluation,     operators_tls,
-        files,           private_key,      doubtful_rate,
+        name_and_output,  one_length,     model_numbers,         data_for_model, global_batch, ramp,
+        enough_for_ranks, learning_rates, numbers_of_the_update, loss_scale,     schedule,     evaluation,
+        operators_tls,    files,          private_key,           doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -167,6 +167,7 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     if (!job) return error_set(error, STATUS_INTERNAL, "out of memory for a copy of the job");
     job->batch->global = variant->sequences;
     job->batch->micro = variant->micro;
+    job->batch->ramp_from = job->batch->ramp_steps = 0;
     job->batch->tail = variant->train ? GACC__V1__TAIL__TAIL_FLUSH : GACC__V1__TAIL__TAIL_DROP;
     job->batch->lr_scaling = GACC__V1__LR_SCALING__LR_SCALING_NONE;
     job->schedule->type = GACC__V1__SCHEDULE_TYPE__SCHEDULE_CONSTANT;

@@ -74,6 +74,12 @@ class Resume(checkpoints.Checkpoints):
         whole = self.check_goes_on(job, rows, 2, 6, (1, 2, 4))
         self.assertEqual(whole.verdicts()[:5], "SAEAS")
 
+    def test_a_ramp_goes_on_bit_by_bit(self):
+        """A11: the plan that was issued before the checkpoint is of the steps applied then."""
+        job = gpt(steps=8, compute="fp16", scale={"initial": 2**17, "interval": 3}, batch_={"global": 9, "micro": 2, "ramp": {"from": 3, "steps": 5}})
+        for ranks in (1, 2):
+            self.check_goes_on(job, toys.tokens(300), ranks, 8, (1, 2, 4, 6))
+
     def test_the_growth_tracker_is_restored(self):
         """case 18-1"""
         job = toys.tape(steps=4, compute="fp16", scale={"initial": 1024, "interval": 4})

@@ -63,7 +63,7 @@ static const char *const jobs[] = {
     "job: {steps: 1}\n"
     "model: {type: tape, size: 1}\n"
     "data: {format: csv, train: \"${DATA}\"}\n"
-    "batch: {global: 4, micro: 4}\n"
+    "batch: {global: 4, micro: 1, ramp: {from: 2, steps: 3}}\n"
     "optimizer: {lr: 0.1}\n",
 };
 #define JOBS (sizeof jobs / sizeof *jobs)

@@ -245,7 +245,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
         {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
         {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
-        {"micro: 3", "micro: 3\n  ramp: {from: 1}", "dir/job.yaml:15:3: batch.ramp: not offered by this version"},
         {"  lr: 3e-4", "- {lr: 3e-4}",
          "dir/job.yaml:16:1: optimizer: several optimizers are not offered by this version"},
     };

@@ -12,8 +12,35 @@ static uint64_t steps_until_the_data_end(const struct plan_rules *rules, struct 
 {
     struct plan_position position = {0};
     uint64_t steps = 0;
-    while (plan_next(rules, &position, last)) steps++;
+    while (plan_next(rules, 0, &position, last)) steps++;
     return steps;
+}
+
+/* A11: whole micro-batches are added; the size is B from ramp_steps on, and never leaves what is between. */
+static void a_ramp_grows_by_whole_micro_batches_to_b(void **unused)
+{
+    (void)unused;
+    static const uint32_t wanted[] = {3, 3, 5, 5, 7, 7, 9, 10, 10};
+    struct plan_rules rules = {.sequences = 99, .global = 10, .micro = 2, .ranks = 1, .ramp_from = 3, .ramp_steps = 7};
+    for (uint64_t i = 0; i < 9; i++) assert_int_equal(plan_sequences(&rules, i), wanted[i]);
+    rules.global = 2147483647, rules.ramp_from = 1, rules.ramp_steps = 2147483647, rules.micro = 1;
+    for (uint64_t i = 0; i < 2147483647; i += 214748364) assert_int_equal(plan_sequences(&rules, i), 1 + i - (i > 0));
+    rules.global = 3, rules.ramp_from = 5; /* B was set below where it began */
+    assert_int_equal(plan_sequences(&rules, 0), 3);
+}
+
+static void a_plan_that_was_issued_is_cut_anew(void **unused)
+{
+    (void)unused;
+    struct plan_rules rules = {.sequences = 9, .global = 6, .micro = 2, .ranks = 1, .epochs = 2};
+    struct plan plan = {.epoch = 1, .first = 2, .count = 5, .global = 6};
+    struct plan_position position = {0};
+    assert_true(plan_again(&rules, &position, &plan));
+    assert_int_equal(plan.micro_batches, 3);
+    assert_int_equal(position.epoch, 1);
+    assert_int_equal(position.first, 7);
+    rules.epochs = 1;
+    assert_false(plan_again(&rules, &position, &plan));
 }
 
 /* Case 03-1: 5 micro-batches of one row, two to a window. */
@@ -109,8 +136,8 @@ static void any_split_covers_each_epoch_once_and_in_order(void **unused)
         struct plan_position position = {0}, other_position = {0};
         struct plan plan, other_plan;
         uint64_t epoch = 0, covered = 0, steps = 0;
-        while (plan_next(&rules, &position, &plan)) {
-            assert_true(plan_next(&other, &other_position, &other_plan));
+        while (plan_next(&rules, 0, &position, &plan)) {
+            assert_true(plan_next(&other, 0, &other_position, &other_plan));
             assert_int_equal(plan.epoch, other_plan.epoch);
             assert_int_equal(plan.first, other_plan.first);
             assert_int_equal(plan.count, other_plan.count);
@@ -143,7 +170,7 @@ static void any_split_covers_each_epoch_once_and_in_order(void **unused)
             assert_int_equal(next, plan.micro_batches);
             assert_true(most - least <= 1);
         }
-        assert_false(plan_next(&other, &other_position, &other_plan));
+        assert_false(plan_next(&other, 0, &other_position, &other_plan));
         assert_int_equal(steps, rules.epochs * plan_steps_per_epoch(&rules));
     }
 }
@@ -151,6 +178,8 @@ static void any_split_covers_each_epoch_once_and_in_order(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_ramp_grows_by_whole_micro_batches_to_b),
+        cmocka_unit_test(a_plan_that_was_issued_is_cut_anew),
         cmocka_unit_test(a_short_tail_is_a_step_of_its_own_or_left_out),
         cmocka_unit_test(a_window_longer_than_the_epoch_is_one_step_or_none),
         cmocka_unit_test(steps_per_epoch_round_up_and_drop_rounds_down),
