@@ -2,9 +2,11 @@
 import os
 import signal
 import stat
+import subprocess
 import time
 
 import harness
+import http_client
 from guarded import TCP, Guarded, bearer
 from stubs import control_pb2, control_pb2_grpc, workers_pb2, workers_pb2_grpc
 
@@ -80,18 +82,34 @@ class Tokens(Guarded):
         self.goes_on(running)
 
     def test_secrets_are_nowhere_but_in_connection_json(self):
+        """Not in what the job says over its port, on its terminal or in its files, nor in any process's command line or environment."""
         running = self.begin(**TCP)
         connection = running.connection()
+        control = bearer(connection["token"])
         stub = control_pb2_grpc.ControlStub(self.channel(running))
-        stub.Checkpoint(control_pb2.CheckpointRequest(wait=True), metadata=bearer(connection["token"]), timeout=60)
+        stub.Checkpoint(control_pb2.CheckpointRequest(wait=True), metadata=control, timeout=60)
         self.code(lambda: stub.Stop(control_pb2.StopRequest(), metadata=bearer(connection["read_token"]), timeout=20))
-        done = self.call(harness.GACCCTL, "--run", running.output, "status", "--json")
-        self.assertEqual(done.status, 0, done.err)
         self.refusals(running)
-        texts = {"gaccctl": done.out + done.err, "stdout, stderr": "".join(running.said())}
+        at = [harness.GACCCTL, "--connect", connection["endpoint"], "--token-file", os.path.join(running.output, "connection.json")]
+        watching = subprocess.Popen([*at, "watch", "--from", "1", "--json"], cwd=self.directory, env=self.environment,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        texts = {"watch": "".join(watching.stdout.readline() for _ in range(10))}
         for pid in self.processes():
             texts[f"process {pid}"] = harness.read_proc(pid, "cmdline") + harness.read_proc(pid, "environ")
-        self.assertGreater(len(texts), 4)
+        self.assertIn(f"process {watching.pid}", texts)
+        self.assertGreater(len(texts), 5)
+        watching.kill()
+        watching.communicate()
+        for word in ("status", "config", "health"):
+            done = self.call(*at, word, "--json")
+            self.assertEqual(done.status, 0, done.err)
+            texts[word] = done.out + done.err
+        for path in ("/metrics", "/api/status", "/healthz", "/none"):
+            for token in ("token", "read_token"):
+                answer = http_client.get(connection["endpoint"], path, Authorization=f"Bearer {connection[token]}")
+                texts[f"{path} by {token}"] = f"{answer[1]}{answer[2]}"
+        self.assertIn("gacc_steps_total", texts["/metrics by read_token"])
+        texts["stdout, stderr"] = "".join(running.said())
         for path, _, names in os.walk(running.output):
             for name in set(names) - {"connection.json"}:
                 with open(os.path.join(path, name), "rb") as file:
@@ -99,7 +117,6 @@ class Tokens(Guarded):
         self.assertIn("log.jsonl", texts)
         for where, text in texts.items():
             for key in ("token", "read_token"):
-                self.assertNotIn(connection[key], text, where)
                 self.assertNotIn(connection[key][:32], text, where)
 
     def test_a_link_in_the_way_of_connection_json_is_not_followed(self):
