@@ -7,4 +7,8 @@
 /* An own deep copy, freed with free_unpacked; NULL when memory is short. */
 void *message_copy(const ProtobufCMessage *message);
 
+/* What came over the wire, freed with free_unpacked; NULL: it is no such message, or memory is short, or it takes
+ * `beyond` bytes more than its own: two bytes can say that there is one more message in a list. */
+void *message_unpack(const ProtobufCMessageDescriptor *descriptor, size_t length, const uint8_t *bytes, size_t beyond);
+
 #endif

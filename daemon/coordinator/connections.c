@@ -21,8 +21,8 @@
 #define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
 /* A connection that is idle keeps its place, where others want one, for so long: one that has said nothing yet, and any
  * other. */
-#define SILENT_MILLISECONDS 100
-#define IDLE_MILLISECONDS 1000
+#define SILENT_MILLISECONDS 250
+#define IDLE_MILLISECONDS 500
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
 #define KEEP_ALIVE_MILLISECONDS 60000 /* between two requests of HTTP/1.1 */

@@ -37,7 +37,8 @@ Gacc__V1__Status *coordinator_status(struct coordinator *coordinator)
 void get_status_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
-    Gacc__V1__GetStatusRequest *request = gacc__v1__get_status_request__unpack(NULL, length, bytes);
+    Gacc__V1__GetStatusRequest *request =
+        message_unpack(&gacc__v1__get_status_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (request) {
         int sent = control_send(call, &coordinator_status(coordinator)->base);
         rpc_call_finish(call, sent ? RPC_RESOURCE_EXHAUSTED : RPC_OK,

@@ -50,7 +50,8 @@ static int tell(struct rpc_call *call, serving_status status)
 
 void health_check_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
-    Grpc__Health__V1__HealthCheckRequest *request = grpc__health__v1__health_check_request__unpack(NULL, length, bytes);
+    Grpc__Health__V1__HealthCheckRequest *request =
+        message_unpack(&grpc__health__v1__health_check_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (!request)
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "not a HealthCheckRequest");
     else if (!is_known(request->service))
@@ -66,7 +67,8 @@ void health_check_message(struct rpc_call *call, const uint8_t *bytes, size_t le
 void health_watch_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
-    Grpc__Health__V1__HealthCheckRequest *request = grpc__health__v1__health_check_request__unpack(NULL, length, bytes);
+    Grpc__Health__V1__HealthCheckRequest *request =
+        message_unpack(&grpc__health__v1__health_check_request__descriptor, length, bytes, REQUEST_BEYOND);
     uint32_t count = 0;
     for (const struct health_watcher *each = coordinator->health_watchers; each; each = each->next) count++;
     struct health_watcher *watcher = request && count < WATCHERS_MAX ? calloc(1, sizeof *watcher) : NULL;

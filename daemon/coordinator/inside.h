@@ -16,12 +16,16 @@
 #include "daemon/coordinator/saver.h"
 #include "daemon/coordinator/watching.h"
 #include "daemon/core/silence.h"
+#include "proto/message.h"
 
 struct operation;
 struct health_watcher;
 struct descriptors;
 
 #define COORDINATOR_SIGNALS 5
+/* Bytes that a message may take in memory beside its own: an operator's, and a rank's. */
+#define REQUEST_BEYOND (1u << 20)
+#define WORKER_BEYOND (32u << 20)
 
 struct coordinator {
     const struct coordinator_options *options;

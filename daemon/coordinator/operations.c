@@ -248,7 +248,8 @@ void operation_gone(struct rpc_call *call, void *context)
 
 void pause_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
-    Gacc__V1__PauseRequest *request = gacc__v1__pause_request__unpack(NULL, length, bytes);
+    Gacc__V1__PauseRequest *request =
+        message_unpack(&gacc__v1__pause_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (request)
         begin(context, call, REQUEST_PAUSE, false);
     else
@@ -258,7 +259,8 @@ void pause_message(struct rpc_call *call, const uint8_t *bytes, size_t length, v
 
 void resume_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
-    Gacc__V1__ResumeRequest *request = gacc__v1__resume_request__unpack(NULL, length, bytes);
+    Gacc__V1__ResumeRequest *request =
+        message_unpack(&gacc__v1__resume_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (request)
         begin(context, call, REQUEST_RESUME, false);
     else
@@ -268,7 +270,8 @@ void resume_message(struct rpc_call *call, const uint8_t *bytes, size_t length, 
 
 void checkpoint_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
-    Gacc__V1__CheckpointRequest *request = gacc__v1__checkpoint_request__unpack(NULL, length, bytes);
+    Gacc__V1__CheckpointRequest *request =
+        message_unpack(&gacc__v1__checkpoint_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (request)
         begin(context, call, REQUEST_CHECKPOINT, request->wait);
     else
@@ -278,7 +281,7 @@ void checkpoint_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
 
 void stop_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
-    Gacc__V1__StopRequest *request = gacc__v1__stop_request__unpack(NULL, length, bytes);
+    Gacc__V1__StopRequest *request = message_unpack(&gacc__v1__stop_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (request)
         begin(context, call, request->finish ? REQUEST_FINISH : REQUEST_STOP, false);
     else

@@ -73,7 +73,8 @@ void set_parameters_message(struct rpc_call *call, const uint8_t *bytes, size_t 
     struct coordinator *coordinator = context;
     struct operation operation;
     struct error why;
-    Gacc__V1__SetParametersRequest *request = gacc__v1__set_parameters_request__unpack(NULL, length, bytes);
+    Gacc__V1__SetParametersRequest *request =
+        message_unpack(&gacc__v1__set_parameters_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (!request) {
         operation_refuse(call, RPC_INVALID_ARGUMENT, "not a SetParametersRequest");
         return;
@@ -134,7 +135,8 @@ static int send_config(struct coordinator *coordinator, struct rpc_call *call, c
 void get_config_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
-    Gacc__V1__GetConfigRequest *request = gacc__v1__get_config_request__unpack(NULL, length, bytes);
+    Gacc__V1__GetConfigRequest *request =
+        message_unpack(&gacc__v1__get_config_request__descriptor, length, bytes, REQUEST_BEYOND);
     if (!request) {
         operation_refuse(call, RPC_INVALID_ARGUMENT, "not a GetConfigRequest");
         return;

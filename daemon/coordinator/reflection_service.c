@@ -97,7 +97,8 @@ void reflection_message(struct rpc_call *call, const uint8_t *bytes, size_t leng
 {
     static char unknown[] = "a request of no known kind";
     const struct descriptors *descriptors = ((const struct coordinator *)context)->descriptors;
-    reflection_request *request = grpc__reflection__v1__server_reflection_request__unpack(NULL, length, bytes);
+    reflection_request *request =
+        message_unpack(&grpc__reflection__v1__server_reflection_request__descriptor, length, bytes, REQUEST_BEYOND);
     reflection_response response = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
     if (!request) {
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "not a ServerReflectionRequest");

@@ -238,7 +238,8 @@ static void begin(struct coordinator *coordinator, struct watcher *watcher, stru
 void watch_steps_message(struct rpc_call *call, const uint8_t *bytes, size_t length, void *context)
 {
     struct coordinator *coordinator = context;
-    Gacc__V1__WatchStepsRequest *request = gacc__v1__watch_steps_request__unpack(NULL, length, bytes);
+    Gacc__V1__WatchStepsRequest *request =
+        message_unpack(&gacc__v1__watch_steps_request__descriptor, length, bytes, REQUEST_BEYOND);
     const bool is_free = coordinator->watching.count < WATCHERS_MAX;
     struct watcher *watcher = request && is_free ? calloc(1, sizeof *watcher) : NULL;
     if (watcher) {

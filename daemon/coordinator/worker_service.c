@@ -241,7 +241,8 @@ void join_message(struct rpc_call *call, const uint8_t *bytes, size_t length, vo
 {
     struct coordinator *coordinator = context;
     const uintptr_t user = (uintptr_t)rpc_call_user(call);
-    Gacc__V1__WorkerMessage *message = gacc__v1__worker_message__unpack(NULL, length, bytes);
+    Gacc__V1__WorkerMessage *message =
+        message_unpack(&gacc__v1__worker_message__descriptor, length, bytes, WORKER_BEYOND);
     const bool is_hello = message && message->body_case == GACC__V1__WORKER_MESSAGE__BODY_HELLO;
     if (user && message && !is_hello) {
         if (!coordinator->concluded) take(coordinator, (uint32_t)(user - 1), message);

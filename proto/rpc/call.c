@@ -54,8 +54,7 @@ void call_settle(struct rpc_call *call, enum rpc_code code, const char *text)
 static bool deliver(void *context, const uint8_t *message, size_t length)
 {
     struct rpc_call *call = context;
-    struct nuisances *frames = &call->connection->nuisances[NUISANCE_FRAME];
-    if (frames->count > 0) frames->count--; /* real work */
+    connection_make_up(call->connection, 1);
     if (call->heard && call->method->one_message) {
         call->connection->role->broken(call, RPC_UNIMPLEMENTED, "this method takes one message, and no second");
         return false;

@@ -13,6 +13,7 @@
 /* Milliseconds for a client whose stream is in full flow to see by its own clock that the time is over: clients take a
  * reset that comes before that for a cancellation. */
 #define RESET_GRACE 200
+#define UPDATES_PER_FRAME 2 /* of windows: of the stream's and of the connection's, for DATA that a peer takes */
 #define STREAM_WINDOW (RPC_MESSAGE_MAX + (64 << 10))
 #define CONNECTION_WINDOW (16 << 20)
 
@@ -51,6 +52,19 @@ void connection_nuisance(struct rpc_connection *connection, enum nuisance kind)
     nghttp2_session_terminate_session(connection->session, NGHTTP2_ENHANCE_YOUR_CALM);
 }
 
+void connection_make_up(struct rpc_connection *connection, uint32_t frames)
+{
+    uint32_t *count = &connection->nuisances[NUISANCE_FRAME].count;
+    *count -= frames < *count ? frames : *count;
+}
+
+static int on_unknown_frame(nghttp2_session *session, void **payload, const nghttp2_frame_hd *header, void *user)
+{
+    (void)session, (void)payload, (void)header;
+    connection_nuisance(user, NUISANCE_FRAME);
+    return NGHTTP2_ERR_CANCEL; /* of it no more is wanted */
+}
+
 static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *user)
 {
     if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
@@ -65,7 +79,7 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
 {
     (void)flags, (void)user;
     struct rpc_call *call = nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
-    if (call != NULL) metadata_add(&call->metadata, name, name_length, value, value_length);
+    if (call != NULL && !call->over) metadata_add(&call->metadata, name, name_length, value, value_length);
     return 0;
 }
 
@@ -94,10 +108,8 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
         if (frame->hd.length == 0 && !last) connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_PING:
-        if (acknowledges)
-            ping_answered(connection);
-        else
-            connection_nuisance(connection, NUISANCE_FRAME);
+        if (acknowledges) ping_answered(connection);
+        connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_SETTINGS:
         if (!acknowledges) connection_nuisance(connection, NUISANCE_FRAME);
@@ -106,6 +118,7 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
         connection_nuisance(connection, NUISANCE_RESET);
         break;
     case NGHTTP2_PRIORITY:
+    case NGHTTP2_WINDOW_UPDATE:
         connection_nuisance(connection, NUISANCE_FRAME);
         break;
     default:
@@ -160,15 +173,28 @@ static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t ht
 static int send_data(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *frame_header, size_t length,
                      nghttp2_data_source *source, void *user)
 {
-    (void)session, (void)frame, (void)user;
+    (void)session, (void)frame;
+    connection_make_up(user, UPDATES_PER_FRAME);
     return call_write_body(source->ptr, frame_header, length);
+}
+
+/* Frames of all types that HTTP/2 does not know are to be told of. */
+static int make_options(nghttp2_option **out)
+{
+    int result = nghttp2_option_new(out);
+    if (result != 0) return result;
+    for (unsigned type = NGHTTP2_CONTINUATION + 1; type <= UINT8_MAX; type++)
+        nghttp2_option_set_user_recv_extension_type(*out, (uint8_t)type);
+    return 0;
 }
 
 static int open_session(struct rpc_connection *connection, bool is_server)
 {
     nghttp2_session_callbacks *callbacks;
+    nghttp2_option *options;
     int result = nghttp2_session_callbacks_new(&callbacks);
     if (result != 0) return result;
+    nghttp2_session_callbacks_set_unpack_extension_callback(callbacks, on_unknown_frame);
     nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, on_begin_headers);
     nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, on_frame_recv);
@@ -176,8 +202,12 @@ static int open_session(struct rpc_connection *connection, bool is_server)
     nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, on_frame_send);
     nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_stream_close);
     nghttp2_session_callbacks_set_send_data_callback(callbacks, send_data);
-    result = is_server ? nghttp2_session_server_new(&connection->session, callbacks, connection)
-                       : nghttp2_session_client_new(&connection->session, callbacks, connection);
+    result = make_options(&options);
+    if (result == 0) {
+        result = is_server ? nghttp2_session_server_new2(&connection->session, callbacks, connection, options)
+                           : nghttp2_session_client_new2(&connection->session, callbacks, connection, options);
+        nghttp2_option_del(options);
+    }
     nghttp2_session_callbacks_del(callbacks);
     return result;
 }

@@ -92,6 +92,8 @@ int connection_open(struct rpc_connection **out, const struct rpc_role *role, co
                     struct error *error);
 /* The peer did something that costs it less than us. */
 void connection_nuisance(struct rpc_connection *connection, enum nuisance kind);
+/* Real work has been done, which such frames may come with. */
+void connection_make_up(struct rpc_connection *connection, uint32_t frames);
 void connection_check(struct rpc_connection *connection,
                       int nghttp2_result); /* of a submit: no memory fails the connection */
 

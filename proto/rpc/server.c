@@ -166,6 +166,7 @@ static void ended(struct rpc_call *call)
 static void headers(struct rpc_call *call, bool last)
 {
     if (call->method == NULL && !call->over) begin(call);
+    if (call->over) metadata_close(&call->metadata); /* who is refused, or through, holds no more than he must */
     if (last) ended(call);
 }
 

@@ -301,6 +301,52 @@ static void test_a_ping_flood_ends_the_connection_and_a_keepalive_does_not(void 
     assert_int_equal(pings_until_cut_off(100, 3000), 3000);
 }
 
+#define WIDER_WINDOW "\0\0\4\10\0\0\0\0\0\0\0\0\1"
+
+static void test_a_flood_of_any_frames_that_say_nothing_ends_the_connection(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t length;
+    } frames[] = {
+        {"\0\0\0\4\0\0\0\0", 9},              /* SETTINGS */
+        {"\0\0\10\6\0\0\0\0\0pingping", 17},  /* PING */
+        {"\0\0\10\6\1\0\0\0\0pingping", 17},  /* and its answer, unasked */
+        {"\0\0\5\2\0\0\0\0\1\0\0\0\3\1", 14}, /* PRIORITY */
+        {WIDER_WINDOW, 13},                   /* WINDOW_UPDATE */
+        {"\0\0\1\310\0\0\0\0\0?", 10},        /* of a type that there is not */
+    };
+    for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
+        struct raw raw;
+        raw_open(&raw);
+        raw_run(&raw);
+        int count = 0;
+        while (count < 3000 &&
+               !rpc_input(raw.link.server, (const uint8_t *)frames[i].bytes, frames[i].length, &raw.link.error))
+            count++;
+        assert_in_range(count, RPC_NUISANCE_BURST - 5, RPC_NUISANCE_BURST);
+        raw_close(&raw);
+    }
+}
+
+/* Whoever watches widens its windows, and has nothing to say. */
+static void test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood(void **state)
+{
+    (void)state;
+    struct raw raw;
+    raw_open(&raw);
+    raw_request(&raw, "POST", "application/grpc", NULL, NULL);
+    raw_run(&raw);
+    for (int i = 0; i < 3 * RPC_NUISANCE_BURST; i++) {
+        send_text(raw.link.server_call, "line");
+        assert_int_equal(raw_run(&raw), 0);
+        for (int twice = 0; twice < 2; twice++)
+            assert_int_equal(rpc_input(raw.link.server, (const uint8_t *)WIDER_WINDOW, 13, &raw.link.error), 0);
+    }
+    raw_close(&raw);
+}
+
 static void test_garbage_is_a_protocol_error(void **state)
 {
     (void)state;
@@ -432,6 +478,8 @@ int main(void)
         cmocka_unit_test(test_resets_are_counted_however_many_messages_come_with_them),
         cmocka_unit_test(test_rapid_resets_end_the_connection),
         cmocka_unit_test(test_a_ping_flood_ends_the_connection_and_a_keepalive_does_not),
+        cmocka_unit_test(test_a_flood_of_any_frames_that_say_nothing_ends_the_connection),
+        cmocka_unit_test(test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood),
         cmocka_unit_test(test_garbage_is_a_protocol_error),
         cmocka_unit_test(test_a_frame_error_is_answered_with_goaway_and_closes),
         cmocka_unit_test(test_a_client_makes_a_status_of_every_answer),
