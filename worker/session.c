@@ -160,17 +160,16 @@ static void place(struct session *session, uint64_t begin, const struct values *
     }
 }
 
-static int open_values(struct session *session, struct values *values, struct error *error)
+static int open_values(struct session *session, struct values *values, uint64_t block, struct error *error)
 {
     void *exact, *narrowed = NULL, *sent;
     bool on_host = session->kernels->table->on_host;
     *values = (struct values){0};
-    int result = memory_new(&exact, INITIAL_BLOCK, sizeof(double), "initial values", error);
+    int result = memory_new(&exact, block, sizeof(double), "initial values", error);
     if (!result) values->exact = exact;
-    if (!result)
-        result = memory_reserve(session->kernels, &sent, INITIAL_BLOCK * sizeof(double), "initial values", error);
+    if (!result) result = memory_reserve(session->kernels, &sent, block * sizeof(double), "initial values", error);
     if (!result) values->sent = sent;
-    if (!result && !on_host) result = memory_new(&narrowed, INITIAL_BLOCK, sizeof(double), "initial values", error);
+    if (!result && !on_host) result = memory_new(&narrowed, block, sizeof(double), "initial values", error);
     values->narrowed = on_host ? values->sent : narrowed;
     return result;
 }
@@ -186,13 +185,14 @@ int session_initialise(struct session *session, const char *file, struct error *
 {
     struct model_initial *initial = NULL;
     struct values values;
-    int result = open_values(session, &values, error);
+    const uint64_t parameters = session->model->table.parameters;
+    const uint64_t block = parameters < INITIAL_BLOCK ? parameters : INITIAL_BLOCK;
+    int result = open_values(session, &values, block, error);
     if (!result)
         result = model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads,
                                     error);
-    uint64_t parameters = session->model->table.parameters;
-    for (uint64_t begin = 0; begin < parameters && !result; begin += INITIAL_BLOCK) {
-        uint64_t count = parameters - begin < INITIAL_BLOCK ? parameters - begin : INITIAL_BLOCK;
+    for (uint64_t begin = 0; begin < parameters && !result; begin += block) {
+        uint64_t count = parameters - begin < block ? parameters - begin : block;
         result = model_initial_read(initial, begin, begin + count, values.exact, error);
         if (!result) place(session, begin, &values, count);
     }
