@@ -13,7 +13,7 @@
 /* Milliseconds for a client whose stream is in full flow to see by its own clock that the time is over: clients take a
  * reset that comes before that for a cancellation. */
 #define RESET_GRACE 200
-#define UPDATES_PER_FRAME 2 /* of windows: of the stream's and of the connection's, for DATA that a peer takes */
+#define UPDATES 2 /* of windows, the stream's and the connection's: with each call, and for DATA that a peer takes */
 #define STREAM_WINDOW (RPC_MESSAGE_MAX + (64 << 10))
 #define CONNECTION_WINDOW (16 << 20)
 
@@ -101,6 +101,7 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
     bool acknowledges = (frame->hd.flags & NGHTTP2_FLAG_ACK) != 0;
     switch (frame->hd.type) {
     case NGHTTP2_HEADERS:
+        connection_make_up(connection, UPDATES);
         if (call != NULL) connection->role->headers(call, last);
         break;
     case NGHTTP2_DATA:
@@ -174,7 +175,7 @@ static int send_data(nghttp2_session *session, nghttp2_frame *frame, const uint8
                      nghttp2_data_source *source, void *user)
 {
     (void)session, (void)frame;
-    connection_make_up(user, UPDATES_PER_FRAME);
+    connection_make_up(user, UPDATES);
     return call_write_body(source->ptr, frame_header, length);
 }
 

@@ -8,8 +8,8 @@
  * in all; RPC_OUTPUT_ROUND bytes and one frame of output. A peer that sends resets, or has us reset, faster than
  * RPC_NUISANCE_RATE per second, beyond RPC_NUISANCE_BURST, is cut off. So is one that sends pings, settings, window
  * updates, frames of unknown types or other idle ones faster, where every message that comes with them makes up for
- * one, and every frame of messages that it takes for two. The caller's part: not to read from a peer while that one
- * does not read, or answers to its frames pile up.
+ * one, and every call and every frame of messages that it takes for two. The caller's part: not to read from a peer
+ * while that one does not read, or answers to its frames pile up.
  *
  * Callbacks run inside rpc_input, rpc_output and rpc_close, never inside rpc_call_*. Inside a callback every rpc_call_*
  * function may be used, on any call of any connection; rpc_output on the same connection returns 0; rpc_input and
