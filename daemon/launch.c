@@ -1,7 +1,9 @@
 #include "daemon/launch.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <link.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
@@ -196,10 +198,39 @@ int launch_open_transport(struct comm **comm, const struct place *place, const c
     return comm_open_mpi(comm, error);
 }
 
+struct names {
+    char (*each)[PATH_MAX]; /* [count] */
+    size_t count;
+};
+
+static int note_name(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct names *names = context;
+    char(*longer)[PATH_MAX] = realloc(names->each, (names->count + 1) * sizeof *longer);
+    if (!longer) return 1;
+    names->each = longer;
+    snprintf(names->each[names->count++], PATH_MAX, "%s", object->dlpi_name);
+    return 0;
+}
+
+/* Open MPI 4 unloads its components in MPI_Finalize while its own thread still takes events. One that comes just then,
+ * such as another rank's end, would run code that is no longer there, and 139 would be the job's status. */
+static void keep_components(void)
+{
+    struct names names = {0};
+    dl_iterate_phdr(note_name, &names);
+    for (size_t i = 0; i < names.count; i++)
+        if (names.each[i][0]) dlopen(names.each[i], RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    free(names.each);
+}
+
 void launch_close_transport(struct comm *comm, const struct place *place)
 {
     comm_close(comm);
-    if (place->launched) MPI_Finalize();
+    if (!place->launched) return;
+    keep_components();
+    MPI_Finalize();
 }
 
 static const Gacc__V1__Device devices[] = {
