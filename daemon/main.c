@@ -16,6 +16,7 @@
 #include "daemon/launch.h"
 #include "daemon/manual.h"
 #include "daemon/place.h"
+#include "daemon/planning.h"
 #include "daemon/verification.h"
 #include "worker/data/data.h"
 #include "worker/memory.h"
@@ -29,7 +30,8 @@ struct arguments {
     const char *output, *resume, *device;
     long ranks;     /* -n; 0: not given */
     long sequences; /* 0: not given */
-    bool json, help, version;
+    const char *memory;
+    bool probe, json, help, version;
     char **paths;
     int path_count;
 };
@@ -82,23 +84,10 @@ static int command_run(const struct arguments *arguments)
 /* As comments, like the head of the job. */
 static void print_memory(const struct session_memory *memory, uint32_t ranks)
 {
-    const struct {
-        const char *what;
-        uint64_t bytes;
-    } rows[] = {
-        {"parameters", memory->parameters},
-        {"gradients", memory->gradients},
-        {"gradient shard and master parameters", memory->shard},
-        {"moments of the shard", memory->moments},
-        {"activations of a micro-batch", memory->activations},
-        {"a micro-batch of data", memory->batch},
-    };
-    uint64_t all = 0;
+    struct memory_row rows[MEMORY_ROWS];
+    const uint64_t all = memory_rows(memory, ranks ? ranks : 1, rows);
     printf("\n# Memory of a rank, of %u:\n", ranks ? ranks : 1);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        printf("#   %10s %s\n", memory_text(rows[i].bytes).text, rows[i].what);
-        all += rows[i].bytes;
-    }
+    for (size_t i = 0; i < MEMORY_ROWS; i++) printf("#   %10s %s\n", memory_text(rows[i].bytes).text, rows[i].what);
     printf("#   %10s in all\n", memory_text(all).text);
 }
 
@@ -117,6 +106,19 @@ static int command_check(const struct arguments *arguments)
     }
     gacc__v1__job_spec__free_unpacked(job, NULL);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
+}
+
+static int command_plan(const struct arguments *arguments)
+{
+    const struct planning_options options = {
+        .job_path = arguments->paths[0],
+        .overrides = {arguments->sets, arguments->set_count, arguments->output,
+                      arguments->ranks ? (uint32_t)arguments->ranks : 1},
+        .memory = arguments->memory,
+        .probe = arguments->probe,
+        .json = arguments->json,
+    };
+    return planning_run(&options);
 }
 
 static int command_verify(const struct arguments *arguments)
@@ -176,6 +178,15 @@ static const struct manual_option check_options[] = {
     {NULL, 'n', false, "N", NULL, "the number of ranks that it is for"},
     {0},
 };
+static const struct manual_option plan_options[] = {
+    OPTION_SET,
+    {NULL, 'n', false, "N", NULL, "the number of ranks that it is for; 1 where it is not given"},
+    {"memory", 'm', false, "SIZE", NULL,
+     "of a rank, such as 80GiB; else what this machine has free, shared by the ranks"},
+    {"probe", 'p', false, NULL, NULL, "measure three proposals here, and take the fastest"},
+    {"json", 'j', false, NULL, NULL, "the same as JSON"},
+    {0},
+};
 static const struct manual_option verify_options[] = {
     OPTION_SET,
     OPTION_OUTPUT,
@@ -199,6 +210,11 @@ static const struct manual_command commands[] = {
     {"check", "JOB.yaml", "file", check_options, command_check,
      "print the effective job; -n N says what N ranks would do",
      "Every default is filled in; as comments M, K of each rank, tokens a step, and the memory of a rank."},
+    {"plan", "JOB.yaml", "file", plan_options, command_plan,
+     "say what the job takes of memory, and which b, K and recomputation fit",
+     "B stays as it is: what does not fit at once is accumulated. Proposed is the largest b without recomputation; "
+     "with "
+     "--probe whichever is fastest here. Where no b fits, a shorter context is. Exit status 78: nothing fits."},
     {"verify", "JOB.yaml", "file", verify_options, command_verify,
      "compare gradients and steps on the job's own model; 76: wrong",
      "It plants faults, too, and must catch each. A receipt is left in the run directory; the job key verify: required "
@@ -207,7 +223,6 @@ static const struct manual_command commands[] = {
     {"inspect", "PATH", "file", NULL, command_inspect,
      "say what a data file or a checkpoint holds, and whether it is sound", NULL},
     {"help", NULL, NULL, NULL, command_help, "print this", NULL},
-    {"plan", NULL, NULL, NULL, NULL, NULL, NULL},
     {"bench", NULL, NULL, NULL, NULL, NULL, NULL},
     {0},
 };
@@ -281,6 +296,12 @@ static int take_option(struct arguments *arguments, int option)
         return 0;
     case 'v':
         arguments->version = true;
+        return 0;
+    case 'm':
+        arguments->memory = optarg;
+        return 0;
+    case 'p':
+        arguments->probe = true;
         return 0;
     case 'q':
         arguments->sequences = strtol(optarg, &end, 10);

@@ -38,7 +38,9 @@ struct session_memory {
     uint64_t shard; /* wide: reduced gradient and master parameters of the own shard, own part of the frozen ones */
     uint64_t moments;
     uint64_t activations;
-    uint64_t batch; /* sequences, targets and loss seeds of one micro-batch */
+    uint64_t batch;     /* sequences, targets and loss seeds of one micro-batch */
+    uint64_t copies;    /* of the state, from the first checkpoint on */
+    uint64_t reduction; /* on CPUs: MPI's own two of the gradients while ranks reduce them (Open MPI 4) */
 };
 
 struct session;

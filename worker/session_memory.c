@@ -162,8 +162,8 @@ static uint64_t bytes_of_sequence(const Gacc__V1__ModelSection *spec, uint64_t w
     return own + (shape.context + targets) * sizeof(int32_t) + values * sizeof(double);
 }
 
-static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint64_t owned, uint64_t kept,
-                   struct session_memory *memory)
+static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint32_t ranks, uint64_t owned,
+                   uint64_t kept, struct session_memory *memory)
 {
     uint64_t wide_size = dtype_size(dtype_wide(model->compute_type));
     *memory = (struct session_memory){
@@ -173,12 +173,14 @@ static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint
         .moments = moments_of(job->optimizer) * owned * wide_size,
         .activations = activations_measure(model, job->batch->micro, true),
         .batch = bytes_of_sequence(job->model, wide_size) * job->batch->micro,
+        .copies = (kept + moments_of(job->optimizer) * owned) * wide_size,
+        .reduction = ranks > 1 ? 2 * model->table.trained * wide_size : 0,
     };
 }
 
 void session_memory(const struct session *session, struct session_memory *memory)
 {
-    add_up(session->job, session->model, session->owned, session->kept, memory);
+    add_up(session->job, session->model, session->comm->ranks, session->owned, session->kept, memory);
 }
 
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
@@ -193,7 +195,7 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
         shard_map_init(&map, model->table.trained, ranks, COMM_BUCKET_LIMIT);
         layout_frozen_map(&frozen, &model->table, ranks);
         const uint64_t owned = shard_map_owned(&map, 0);
-        add_up(job, model, owned, owned + shard_map_owned(&frozen, 0), memory);
+        add_up(job, model, ranks, owned, owned + shard_map_owned(&frozen, 0), memory);
     }
     layout_close(&layout);
     model_close(model);

@@ -1,20 +1,9 @@
 """Memory depends on b, what a rank holds at a time, and not on B: more micro-batches take more time and nothing else (L2)."""
-import ctypes
 import os
-import re
 import signal
 
 import harness
-
-# Huge pages round a process's memory up to 2 MB wherever an allocation happens to lie: not for what this starts.
-PR_SET_THP_DISABLE = 41
-ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
-
-
-def peak(pid):
-    """Bytes of anonymous memory at its highest: all memory but the pages of files and of shared memory."""
-    kilobytes = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", harness.read_proc(pid, "status"), re.M)}
-    return 1024 * (kilobytes["VmHWM"] - kilobytes["RssFile"] - kilobytes["RssShmem"])
+from memory import peak
 
 
 class Memory(harness.Scenario):

@@ -1,0 +1,37 @@
+"""What gaccd plan says a job takes, and what it then takes."""
+import json
+import os
+import signal
+
+import harness
+from memory import peak
+
+
+def gpt(width, layers, context, micro, ranks=1, **keys):
+    model = {"type": "gpt", "layers": layers, "heads": 4, "width": width, "context": context, "vocab": 256}
+    return harness.gpt(steps=10**9, model=model, batch={"global": 2 * micro * ranks, "micro": micro}, checkpoint={"every": 1}, **keys)
+
+
+class Planned(harness.Scenario):
+    count = 0
+
+    def plan(self, job, *arguments, status=0):
+        self.write("job.yaml", json.dumps(job))
+        done = self.call(harness.GACCD, "plan", "job.yaml", "--json", *arguments, limit=120)
+        self.assertEqual(done.status, status, done.err)
+        return json.loads(done.out) if done.out else done
+
+    def check_measured(self, job, text, ranks):
+        """The peak of every rank once it has saved a checkpoint, within a tenth of what was planned."""
+        tokens = job["batch"]["global"] * job["model"]["context"]
+        self.write("text.txt", (1 + 4 * tokens // len(text)) * text)
+        planned = self.plan(job, "-n", str(ranks))["memory"]["all"]
+        self.count += 1
+        running = self.start(job, ranks, output=f"run{self.count}")
+        harness.until(lambda: len(running.log("checkpoint")) >= 2, 120, "two checkpoints")
+        pids = running.ranks()
+        found = [peak(pids[rank]) for rank in range(ranks)]
+        os.kill(pids[0], signal.SIGKILL)
+        running.wait()
+        for bytes_ in found:
+            self.assertLess(abs(bytes_ / planned - 1), 0.1, (found, planned))
