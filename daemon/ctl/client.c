@@ -64,7 +64,8 @@ static ssize_t receive_bytes(const struct client *client, uint8_t *bytes, size_t
     return lost(client, length < 0 ? errno : 0, error);
 }
 
-static int open_tls(struct client *client, struct error *error)
+/* Whom to trust, out of files that may be large: a server's patience does not begin with it. */
+static int prepare_tls(struct client *client, struct error *error)
 {
     const struct target *target = client->target;
     struct endpoint endpoint;
@@ -77,18 +78,18 @@ static int open_tls(struct client *client, struct error *error)
         .certificate = target->certificate,
         .key = target->key,
     };
-    int status = tls_client(&client->context, &options, error);
-    if (!status) status = tls_open(&client->tls, client->context, error);
-    if (status) return status;
-    status = tls_socket_handshake(client->tls, client->fd, CLIENT_SECONDS, error);
-    return status ? outcome_no_tls(target, tls_fault(client->tls), error) : 0;
+    const int status = tls_client(&client->context, &options, error);
+    return status ? status : tls_open(&client->tls, client->context, error);
 }
 
 static int open_bytes(struct client *client, struct error *error)
 {
+    int status = client->target->tls ? prepare_tls(client, error) : 0;
+    if (status) return status;
     client->fd = dial(client->target->endpoint, CLIENT_SECONDS);
     if (client->fd < 0) return outcome_unreachable(client->target, errno, error);
-    return client->target->tls ? open_tls(client, error) : 0;
+    if (!client->tls || !tls_socket_handshake(client->tls, client->fd, CLIENT_SECONDS, error)) return 0;
+    return outcome_no_tls(client->target, tls_fault(client->tls), error);
 }
 
 /* ---- between bytes and gRPC ---- */
