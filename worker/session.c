@@ -181,12 +181,18 @@ static void close_values(struct session *session, struct values *values)
     session->kernels->table->release(session->kernels, values->sent);
 }
 
+uint64_t session_initial_block(const struct session *session)
+{
+    const uint64_t parameters = session->model->table.parameters;
+    return parameters < INITIAL_BLOCK ? parameters : INITIAL_BLOCK;
+}
+
 int session_initialise(struct session *session, const char *file, struct error *error)
 {
     struct model_initial *initial = NULL;
     struct values values;
     const uint64_t parameters = session->model->table.parameters;
-    const uint64_t block = parameters < INITIAL_BLOCK ? parameters : INITIAL_BLOCK;
+    const uint64_t block = session_initial_block(session);
     int result = open_values(session, &values, block, error);
     if (!result)
         result = model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads,

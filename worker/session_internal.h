@@ -130,6 +130,8 @@ int session_enter(struct session *session, Gacc__V1__State state, struct error *
 int session_list_parts(struct session *session, struct error *error);
 /* Parameters and own shard, from a safetensors file or, where that is NULL, as the job begins. */
 int session_initialise(struct session *session, const char *file, struct error *error);
+/* Elements of it at a time, for which there is room in the backend's memory meanwhile: INITIAL_BLOCK at most. */
+uint64_t session_initial_block(const struct session *session);
 /* The validation sequences an evaluation goes over. */
 uint64_t session_evaluation_sequences(const struct session *session);
 

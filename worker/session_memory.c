@@ -75,7 +75,7 @@ static int advise(const struct session *session, struct error *error)
     uint64_t left, all;
     if (!error || !table->memory_left(session->kernels, &left, &all)) return -(int)STATUS_INTERNAL;
     if (!table->on_host && session->feed) left += session->batch->block_bytes;
-    const uint64_t values = INITIAL_BLOCK * sizeof(double); /* on their way, when all is in place */
+    const uint64_t values = session_initial_block(session) * sizeof(double); /* on their way, when all is in place */
     left = left > values ? left - values : 0;
     const uint32_t fits = micro_that_fits(session, left);
     const uint32_t fits_recomputed = micro_that_fits_recomputed(session, left);
