@@ -13,6 +13,7 @@ import sys
 import time
 
 import harness
+from certificates import Authority
 
 PORT = 7711  # nothing else lives in these namespaces
 TIMEOUT = 2  # s: control.timeout of a job that loses a host
@@ -235,6 +236,24 @@ class Hosts(harness.Scenario):
         self.assertEqual({record["verdict"] for record in running.log("step")}, {"apply"})
         self.end(running)
 
+    def test_a_middleman_with_a_certificate_of_his_own_hears_nothing(self):
+        """He has the coordinator's address on the other host: the rank there says why it cannot join, and nothing to him."""
+        certificate, key = Authority(self.directory).sign("middleman", "DNS:gaccd")
+        for host in self.network.hosts:
+            ip("-n", host, "address", "add", "10.88.0.1/32", "dev", "lo")
+        middleman = subprocess.Popen(self.strangers("middleman", "10.88.0.1", str(PORT), certificate, key), env=self.environment,
+                                     stdout=subprocess.PIPE, text=True)
+        self.addCleanup(middleman.stdout.close)
+        self.assertEqual(middleman.stdout.readline(), "ready\n")
+        options = [word for kind in ("btl", "oob") for word in ("--mca", f"{kind}_tcp_if_include", "eth0")]
+        job = dict(self.job, control={"workers": f"tcp://10.88.0.1:{PORT}"})
+        done = self.run_job(job, mpirun=[*self.spread(), *options])
+        self.assertEqual(done.status, 69, done.err)
+        self.assertIn(f"gaccd: rank 1: cannot reach the coordinator at tcp://10.88.0.1:{PORT}: TLS: the peer's certificate: "
+                      "certificate not trusted", done.own_lines())
+        self.assertEqual(middleman.wait(10), 0)
+        self.assertRegex(middleman.stdout.read(), "^(\\[SSL|Connection reset|EOF)")  # no handshake, and no byte behind it
+
     def run_among_strangers(self, what, output):
         """A job on a port that strangers knock at from before it listens; how often they could connect."""
         job = dict(self.job, control={"workers": f"tcp://{self.network.address(0)}:{PORT}"})
@@ -341,8 +360,26 @@ def flood(address, noises, limit):
             held.pop(0).close()
 
 
-def stranger(what, host, port):
+def stand_between(address, certificate, key):
+    """Prints what he heard in TLS of the first who comes, or why there was none."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(address) as listener:
+        print("ready", flush=True)
+        connection, _ = listener.accept()
+        try:
+            with context.wrap_socket(connection, server_side=True) as heard:
+                print("heard", heard.recv(65536))
+        except OSError as error:
+            print(error.args[-1])
+
+
+def stranger(what, host, port, *more):
     address = (host, int(port))
+    if what == "middleman":
+        stand_between(address, *more)
+        return
     if what == "flood":
         flood(address, [*GARBAGE.values(), b""], float("inf"))
     if what == "idle":
