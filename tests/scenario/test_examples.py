@@ -1,0 +1,51 @@
+"""The jobs of deploy/jobs do what their first lines say."""
+import glob
+import os
+
+import harness
+import toys
+
+JOBS = os.path.join(harness.ROOT, "deploy", "jobs")
+
+
+class Examples(harness.Scenario):
+    def run_example(self, name, ranks=0, *sets):
+        """From the top of the checkout, as its first lines have it."""
+        self.runs = getattr(self, "runs", 0) + 1
+        output = os.path.join(self.directory, f"{name}{self.runs}")
+        words = [harness.GACCD, f"deploy/jobs/{name}.yaml", "--output", output, *(word for one in sets for word in ("--set", one))]
+        launcher = ["mpirun", "-n", str(ranks)] if ranks else []
+        done = self.call("sh", "-c", 'cd "$0" && exec "$@"', harness.ROOT, *launcher, *words, limit=60)
+        self.assertEqual(done.status, 0, done.err)
+        return toys.Outcome(done, output)
+
+    def test_every_example_says_what_it_is_and_is_a_job(self):
+        paths = sorted(glob.glob(os.path.join(JOBS, "*.yaml")))
+        self.assertGreater(len(paths), 4)
+        self.write("train.bin", b"\0\0" * 40000), self.write("val.bin", b"\0\0" * 40000), self.write("text.txt", "text " * 1000)
+        environment = dict(self.environment, GACC_TOKENS=self.directory, GACC_TEXT=os.path.join(self.directory, "text.txt"))
+        for path in paths:
+            with open(path) as file:
+                self.assertEqual([line[0] for line in file.read().splitlines()[:2]], ["#", "#"], path)
+            done = self.call("sh", "-c", 'cd "$0" && exec "$@"', harness.ROOT, harness.GACCD, "check", path, env=environment)
+            self.assertEqual((done.status, done.err), (0, ""), path)
+
+    def test_weighting(self):
+        for sets, loss, norm, weight in (((), 0.875, 0.25, -0.025), (["batch.weighting=microbatch"], 1.25, 0.5, 0.05)):
+            for ranks in (0, 2):
+                out = self.run_example("weighting", ranks, *sets)
+                self.assertEqual((out.steps[0]["loss"], out.steps[0]["grad_norm"]), (loss, norm))
+                self.assertAlmostEqual(float(out.weight[0]), weight, 8)
+
+    def test_regression(self):
+        found = []
+        for ranks, k in ((0, [4]), (2, [2, 2])):
+            out = self.run_example("regression", ranks)
+            self.assertEqual(out.header["accumulate"], k)
+            found.append(out.evaluations[-1]["loss"])
+        self.assertLess(max(found), 0.01)
+        self.assertAlmostEqual(found[0] / found[1], 1, 2)
+
+
+if __name__ == "__main__":
+    harness.main()
