@@ -3,6 +3,13 @@
  * plan. The algorithm is the first one that cuBLASLt's heuristics propose for the shape, never one that was timed: the
  * same program on the same device has the same bits in every run. Algorithms that add up parts in an order of their own
  * are excluded, and fp32 operands are multiplied in fp32, not in TF32.
+ *
+ * A bias is added by the product's own epilogue, in every run: to the fp32 sum, before its only rounding. To add it in
+ * a pass of its own would round twice where the result is bf16 or fp16, or send the sum through memory in fp32; and
+ * even in fp32, where both would round once, cuBLASLt may well choose another algorithm for another epilogue, whose sum
+ * has another order. So the two are not known to give the same bits, and which of them is quicker at a program's start
+ * is not asked: the answer would differ from run to run and from rank to rank, and the bits with it. Nothing is lost:
+ * the pass would read and write the result once more. (An activation is no epilogue either: linear.cu.)
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -46,6 +46,20 @@ class Memory(harness.Scenario):
         one = self.peaks(micro=64, accumulate=1, ranks=2, compute="fp16")
         self.check_same(self.peaks(micro=64, accumulate=16, ranks=2, compute="fp16"), one)
 
+    def test_a_job_on_the_processor_has_nothing_of_cuda_in_memory(self):
+        """Neither ranks nor coordinator, whether the GPUs' module lies beside the program or not."""
+        for device in ["cpu"] + ["auto"] * (not os.path.exists("/dev/nvidiactl")):
+            job, text = harness.gpt(steps=10**9)
+            self.write("text.txt", text)
+            running = self.start(job, 2, ["--device", device], output=device).until_step(2)
+            pids = [*running.ranks().values(), running.connection()["pid"]]
+            for pid in pids:
+                files = {os.path.basename(line.split()[-1]) for line in harness.read_proc(pid, "maps").splitlines()}
+                self.assertIn("gaccd", files)
+                self.assertEqual([name for name in files if re.match("gacc_cuda|libcuda|libcublas|libnccl", name)], [])
+            os.kill(pids[0], signal.SIGTERM)
+            self.assertEqual(running.wait().status, 75)
+
 
 if __name__ == "__main__":
     harness.main()

@@ -42,6 +42,27 @@ class Windows(toys.Training):
         more = waits(3, 5) - short
         self.assertEqual(more, {"copy to pageable memory host-sync": 3, "cudaStreamSynchronize host-sync": 3})
 
+    def test_what_a_product_needs_is_made_at_its_first_call_and_memory_at_the_start(self):
+        def made(steps):
+            (lines,), _ = self.trace(3, steps=steps)
+            names = collections.Counter(line.split()[0] for line in lines)
+            return {name: count for name, count in names.items()
+                    if name.endswith("Create") or name in ("cudaMalloc", "cudaHostAlloc", "cublasLtMatmulAlgoGetHeuristic")}
+
+        few = made(2)
+        self.assertLess(0, few["cublasLtMatmulDescCreate"])
+        self.assertEqual(made(5), few)
+
+    def test_every_state_of_a_step_is_a_range(self):
+        self.environment["NVTX_INJECTION64_PATH"] = os.path.join(os.path.dirname(harness.BUILD), "sim_nvtx_notes.so")
+        self.environment["NVTX_NOTES"] = os.path.join(self.directory, "notes")
+        self.trace(2)
+        with open(self.environment["NVTX_NOTES"]) as file:
+            ranges = file.read().splitlines()
+        step = "EnterStep MicroForward MicroBackward MicroForward MicroBackward MaybeOverflowSignal Reduce Unscale Clip StepOrSkip " \
+               "UpdateScale ExitStep"
+        self.assertEqual(ranges, 2 * step.split() + ["Finished"])
+
     def test_a_micro_batch_is_recorded_once_and_replayed(self):
         """Neither the first of a window, which waits for parameters, nor the last, beside which gradients are reduced."""
         for accumulate, replays in ((2, 0), (3, 1), (9, 7)):
