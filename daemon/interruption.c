@@ -48,12 +48,9 @@ bool interruption_is_launchers(void)
     return watch.told;
 }
 
-int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,
-                       struct error *error)
+int interruption_hold(pid_t launcher, struct error *error)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-    watch.taken = taken;
-    watch.context = context;
     watch.launcher = launcher;
     watch.launcher_end = launcher ? pidfd_open(launcher, 0) : -1;
     sigset_t signals;
@@ -64,7 +61,13 @@ int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *
     }
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     watch.signals = signalfd(-1, &signals, SFD_CLOEXEC);
-    if (watch.signals < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot watch for signals");
+    return watch.signals < 0 ? error_set_errno(error, STATUS_INTERNAL, errno, "cannot watch for signals") : 0;
+}
+
+int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error)
+{
+    watch.taken = taken;
+    watch.context = context;
     pthread_t thread;
     int number = pthread_create(&thread, NULL, wait_for_all, NULL);
     if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");

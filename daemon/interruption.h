@@ -13,12 +13,13 @@
 #define INTERRUPTION_LAUNCHER "its launcher's end"
 
 /* Before any other thread is started: from here on SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, as far as they are not
- * ignored (nohup), no longer end the process. Each is told, on the thread, with a name such as "SIGTERM" that stays for
- * as long as `taken` has not returned; two of a kind that come at once may be told as one. The end of the process
- * `launcher`, our parent, is told once, as INTERRUPTION_LAUNCHER, and after it nothing more; 0: there is none to watch.
- */
-int interruption_watch(pid_t launcher, void (*taken)(void *context, const char *name), void *context,
-                       struct error *error);
+ * ignored (nohup), no longer end the process, and wait until they are watched. Starts no thread: who forks does so
+ * between the two. `launcher`, our parent, is watched, too; 0: there is none. */
+int interruption_hold(pid_t launcher, struct error *error);
+/* Each is told, on the thread, with a name such as "SIGTERM" that stays for as long as `taken` has not returned; two of
+ * a kind that come at once may be told as one. The end of the launcher is told once, as INTERRUPTION_LAUNCHER, and
+ * after it nothing more. */
+int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error);
 /* Whether the launcher itself has sent this process a SIGTERM. */
 bool interruption_is_launchers(void);
 

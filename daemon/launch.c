@@ -47,7 +47,8 @@
 
 enum stage {
     STAGE_STARTING,
-    STAGE_COORDINATED, /* rank 0: there is a coordinator */
+    STAGE_ENGAGED,     /* rank 0: a coordinator has the job, and may hear why there is nothing to do … */
+    STAGE_COORDINATED, /* … and is ready */
     STAGE_JOINED,      /* there is a line to it */
     STAGE_ENDING,      /* why the job ends is known, or it is done */
 };
@@ -78,7 +79,6 @@ struct launch {
     /* rank 0 */
     bool has_terminal; /* somebody sees stdout */
     struct coordinator_link coordinator;
-    struct leftovers leftovers;
     pthread_t note_reader;
 };
 
@@ -121,6 +121,22 @@ static void *read_notes(void *context)
     return NULL;
 }
 
+/* ---- how far the job has come ---- */
+
+/* Returns the signal that has asked this rank to end, or NULL. The coordinator may be lost before it is joined. */
+static const char *enter_stage(struct launch *launch, enum stage stage, struct control *control)
+{
+    pthread_mutex_lock(&launch->lock);
+    if (launch->stage < stage) {
+        launch->stage = stage;
+        launch->control = control;
+        if (control && launch->wants_checkpoint) control_client_ask(control, "SIGUSR1");
+    }
+    const char *interrupted = launch->interrupted;
+    pthread_mutex_unlock(&launch->lock);
+    return interrupted;
+}
+
 /* ---- rank 0, before MPI ---- */
 
 /* The coordinator's process has done the same to its own copy of the job. */
@@ -139,10 +155,10 @@ static int go_on(struct launch *launch, const struct coordinator_ready *ready, s
     return status;
 }
 
-static int start_coordinator(struct launch *launch, struct error *error)
+static int fork_coordinator(struct launch *launch, struct error *error)
 {
+    launch->has_terminal = place_has_terminal(&launch->place);
     struct coordinator_options options = {
-        .job = launch->job,
         .overrides = &launch->options->overrides,
         .ranks = launch->place.ranks,
         .one_host = launch->place.one_host,
@@ -154,8 +170,13 @@ static int start_coordinator(struct launch *launch, struct error *error)
     if (!place_session_directory(leftovers->session_directory, sizeof leftovers->session_directory,
                                  &leftovers->launcher))
         leftovers->session_directory[0] = '\0';
+    return coordinator_fork(&launch->coordinator, &options, error);
+}
+
+static int meet_coordinator(struct launch *launch, struct error *error)
+{
     struct coordinator_ready ready;
-    int status = coordinator_start(&launch->coordinator, &options, &ready, &launch->leftovers, error);
+    int status = coordinator_await(&launch->coordinator, launch->job, &ready, error);
     if (status) return status;
     launch->finished = ready.finished;
     snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
@@ -168,14 +189,18 @@ static int start_coordinator(struct launch *launch, struct error *error)
 
 static int prepare_job(struct launch *launch, struct error *error)
 {
-    launch->has_terminal = place_has_terminal(&launch->place);
     struct job_overrides overrides = launch->options->overrides;
     overrides.ranks = launch->place.ranks;
     int status = job_load(&launch->job, launch->options->job_path, &overrides, stderr, error);
     if (!status && launch->job->verify == GACC__V1__VERIFY__VERIFY_REQUIRED)
         status = receipt_require(launch->job, RECEIPT_ANY_DEVICE, error);
-    if (!status) status = start_coordinator(launch, error);
-    return status;
+    if (!status) status = coordinator_start(&launch->coordinator, launch->job, error);
+    if (status) {
+        coordinator_dismiss(&launch->coordinator);
+        return status;
+    }
+    enter_stage(launch, STAGE_ENGAGED, NULL);
+    return meet_coordinator(launch, error);
 }
 
 /* ---- becoming a rank ---- */
@@ -313,30 +338,21 @@ static void stand_in(const struct launch *launch, const struct error *why)
     end.checkpoint = newest[0] ? newest : NULL;
     run_result_last_counters(launch->job, &end.counters);
     if (run_result_write(launch->job, &end, &unwritten)) complain_as_rank(launch, unwritten.text);
-    leftovers_remove(&launch->leftovers, false); /* no rank comes to close its transport any more */
+    leftovers_remove(&launch->coordinator.leftovers, false); /* no rank comes to close its transport any more */
+}
+
+static bool tell_last_words(const struct launch *launch, const struct error *error)
+{
+    return write(launch->coordinator.life, error, sizeof *error) == sizeof *error;
 }
 
 /* Why rank 0 ends early, for the coordinator's result.json. */
 static void say_last_words(const struct launch *launch, struct error *error)
 {
-    if (write(launch->coordinator.life, error, sizeof *error) == sizeof *error) return;
+    if (tell_last_words(launch, error)) return;
     error->status = STATUS_INTERNAL;
     error_prefix(error, "the coordinator is gone");
     stand_in(launch, error);
-}
-
-/* Returns the signal that has asked this rank to end, or NULL. The coordinator may be lost before it is joined. */
-static const char *enter_stage(struct launch *launch, enum stage stage, struct control *control)
-{
-    pthread_mutex_lock(&launch->lock);
-    if (launch->stage < stage) {
-        launch->stage = stage;
-        launch->control = control;
-        if (control && launch->wants_checkpoint) control_client_ask(control, "SIGUSR1");
-    }
-    const char *interrupted = launch->interrupted;
-    pthread_mutex_unlock(&launch->lock);
-    return interrupted;
 }
 
 /* For whatever is not an end in order: of the threads that see a reason the first goes on, and the process ends before
@@ -404,9 +420,10 @@ static bool tell_coordinator(const struct launch *launch, const char *signal, co
 }
 
 /* A coordinator that died after its last word, while ranks were still in MPI_Finalize, leaves to rank 0 what it has. */
-static void clear_up_after(const struct coordinator_link *coordinator, const struct leftovers *leftovers)
+static void clear_up_after(const struct coordinator_link *coordinator)
 {
-    if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0) leftovers_remove(leftovers, true);
+    if (coordinator->pid > 0 && waitpid(coordinator->pid, NULL, WNOHANG) != 0)
+        leftovers_remove(&coordinator->leftovers, true);
 }
 
 static bool asks_to_stop(const char *signal)
@@ -447,10 +464,12 @@ static void end_at_once(struct launch *launch, const char *signal)
     if (told) sleep(FAREWELL_SECONDS); /* on_farewell leaves */
     begin_ending(launch);
     if (stage < STAGE_JOINED && launch->place.rank == 0) {
+        if (stage == STAGE_ENGAGED)
+            tell_last_words(launch, &why); /* if it cannot start there is nothing to stand in for */
         if (stage == STAGE_COORDINATED) say_last_words(launch, &why);
         complain_as_rank(launch, why.text);
     }
-    if (stage > STAGE_STARTING && launch->place.rank == 0) clear_up_after(&launch->coordinator, &launch->leftovers);
+    if (stage >= STAGE_COORDINATED && launch->place.rank == 0) clear_up_after(&launch->coordinator);
     leave(launch, signal, stage < STAGE_JOINED ? status : outcome);
 }
 
@@ -655,7 +674,8 @@ static void end_coordinator(const struct launch *launch)
 {
     int how;
     close(launch->coordinator.life);
-    if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how)) leftovers_remove(&launch->leftovers, true);
+    if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how))
+        leftovers_remove(&launch->coordinator.leftovers, true);
     pthread_join(launch->note_reader, NULL);
 }
 
@@ -672,7 +692,9 @@ int launch_run(const struct launch_options *options)
     const bool is_first = launch.place.rank == 0;
     if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
         launch.shared_memory[0] = '\0';
-    if (!status) status = interruption_watch(place_launcher(), on_interruption, &launch, &error);
+    if (!status) status = interruption_hold(place_launcher(), &error);
+    if (!status && is_first) status = fork_coordinator(&launch, &error);
+    if (!status) status = interruption_watch(on_interruption, &launch, &error);
     if (!status && is_first) status = prepare_job(&launch, &error);
     if (status) {
         complain(error.text);

@@ -125,7 +125,8 @@ int verification_run(const struct verification_options *options)
     int status = place_find(&place, &error);
     view.is_first = place.rank == 0;
     view.json = options->json;
-    if (!status) status = interruption_watch(place_launcher(), on_interruption, &view, &error);
+    if (!status) status = interruption_hold(place_launcher(), &error);
+    if (!status) status = interruption_watch(on_interruption, &view, &error);
     if (!status && view.is_first) {
         struct job_overrides overrides = options->overrides;
         overrides.ranks = place.ranks;

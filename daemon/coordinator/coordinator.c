@@ -243,11 +243,8 @@ static void on_tick(uv_timer_t *timer)
 static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
 {
     struct coordinator *coordinator = life->data;
-    struct error last_words;
-    if (length == sizeof last_words) {
-        memcpy(&last_words, buffer->base, sizeof last_words);
-        conductor_fail_said(coordinator->conductor, &last_words);
-    }
+    (void)buffer;
+    if (length == sizeof coordinator->last_words) conductor_fail_said(coordinator->conductor, &coordinator->last_words);
     if (length >= 0) return;
     uv_read_stop(life);
     coordinator->rank_0_gone = true;
@@ -256,11 +253,11 @@ static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
     uv_timer_start(&coordinator->tick, on_tick, 0, 5);
 }
 
-static void give_small_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
+static void give_last_words(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 {
     (void)suggested;
     struct coordinator *coordinator = handle->data;
-    *buffer = uv_buf_init(coordinator->last_words, sizeof coordinator->last_words);
+    *buffer = uv_buf_init((char *)&coordinator->last_words, sizeof coordinator->last_words);
 }
 
 static void on_refused(void *coordinator, int fd, const char *why)
@@ -278,7 +275,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
     coordinator->life.data = coordinator->tick.data = coordinator;
     coordinator->started = coordinator->checked = uv_now(loop);
-    uv_read_start((uv_stream_t *)&coordinator->life, give_small_buffer, on_life);
+    uv_read_start((uv_stream_t *)&coordinator->life, give_last_words, on_life);
     uv_timer_start(&coordinator->tick, on_tick, 250, 250);
     status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
                               coordinator->options->ranks + OPERATORS_MAX, error);
@@ -504,9 +501,42 @@ static void say_what_was_found(struct coordinator *coordinator)
     }
 }
 
-static void coordinator_process(const struct coordinator_options *options, int life, int notes)
+/* What goes before the packed job. */
+struct errand {
+    struct leftovers leftovers;
+    uint64_t job_bytes;
+};
+
+static bool read_whole(int fd, void *into, uint64_t count)
+{
+    char *to = into;
+    while (count > 0) {
+        const ssize_t got = read(fd, to, count);
+        if (got == 0 || (got < 0 && errno != EINTR)) return false;
+        if (got < 0) continue;
+        to += got;
+        count -= (uint64_t)got;
+    }
+    return true;
+}
+
+/* False: there is nothing to do, or no memory to know it. */
+static bool receive_errand(struct coordinator_options *options, int life)
+{
+    struct errand errand;
+    if (!read_whole(life, &errand, sizeof errand)) return false;
+    uint8_t *packed = malloc(errand.job_bytes + 1);
+    const bool is_whole = packed && read_whole(life, packed, errand.job_bytes);
+    options->leftovers = errand.leftovers;
+    options->job = is_whole ? gacc__v1__job_spec__unpack(NULL, errand.job_bytes, packed) : NULL;
+    free(packed);
+    return options->job;
+}
+
+static void coordinator_process(struct coordinator_options *options, int life, int notes)
 {
     detach(&life, &notes);
+    if (!receive_errand(options, life)) return;
     struct coordinator *coordinator = calloc(1, sizeof *coordinator);
     struct coordinator_ready ready = {.error = {.status = STATUS_DONE}};
     if (!coordinator) {
@@ -547,48 +577,73 @@ static int read_ready(int notes, struct coordinator_ready *ready, struct error *
     return -(int)error->status;
 }
 
-static int start_process(struct coordinator_link *link, const struct coordinator_options *options,
-                         struct coordinator_ready *ready, struct error *error)
+int coordinator_fork(struct coordinator_link *link, const struct coordinator_options *options, struct error *error)
 {
-    *ready = (struct coordinator_ready){0};
+    struct coordinator_options own = *options;
     int life[2], notes[2];
     if (pipe2(life, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
     if (pipe2(notes, O_CLOEXEC)) return error_set_errno(error, STATUS_INTERNAL, errno, "pipe");
-    link->pid = fork();
-    if (link->pid < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot start the coordinator's process");
-    if (link->pid == 0) {
-        coordinator_process(options, life[0], notes[1]);
+    const pid_t pid = fork();
+    if (pid < 0) return error_set_errno(error, STATUS_INTERNAL, errno, "cannot start the coordinator's process");
+    if (pid == 0) {
+        coordinator_process(&own, life[0], notes[1]);
         _exit(0);
     }
     close(life[0]);
     close(notes[1]);
-    link->life = life[1];
-    link->notes = notes[0];
-    int status = read_ready(link->notes, ready, error);
-    if (!status) return 0;
+    *link = (struct coordinator_link){
+        .pid = pid, .life = life[1], .notes = notes[0], .one_host = own.one_host, .leftovers = own.leftovers};
+    return 0;
+}
+
+void coordinator_dismiss(struct coordinator_link *link)
+{
     close(link->life);
     close(link->notes);
     waitpid(link->pid, NULL, 0);
-    return status;
 }
 
-int coordinator_start(struct coordinator_link *link, const struct coordinator_options *options,
-                      struct coordinator_ready *ready, struct leftovers *leftovers, struct error *error)
+/* Where the process is gone, the other pipe's end tells. */
+static int send_errand(const struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct error *error)
 {
-    struct coordinator_options all = *options;
-    const char *output = options->job->job->output;
-    snprintf(all.leftovers.connection, sizeof all.leftovers.connection, "%s/connection.json", output);
-    snprintf(all.leftovers.lock, sizeof all.leftovers.lock, "%s/" LOCK_NAME, output);
-    int status = listeners_prepare(options->job->control, options->one_host, &all.leftovers, error);
-    if (status) return status;
-    *leftovers = all.leftovers;
-    status = start_process(link, &all, ready, error);
+    const struct errand errand = {.leftovers = link->leftovers, .job_bytes = gacc__v1__job_spec__get_packed_size(job)};
+    uint8_t *packed = malloc(sizeof errand + errand.job_bytes);
+    if (!packed) return error_set(error, STATUS_INTERNAL, "out of memory for the job");
+    memcpy(packed, &errand, sizeof errand);
+    gacc__v1__job_spec__pack(job, packed + sizeof errand);
+    size_t at = 0;
+    while (at < sizeof errand + errand.job_bytes) {
+        const ssize_t sent = write(link->life, packed + at, sizeof errand + errand.job_bytes - at);
+        if (sent < 0 && errno != EINTR) break;
+        if (sent > 0) at += (size_t)sent;
+    }
+    free(packed);
+    return 0;
+}
+
+int coordinator_start(struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    struct leftovers *leftovers = &link->leftovers;
+    const char *output = job->job->output;
+    snprintf(leftovers->connection, sizeof leftovers->connection, "%s/connection.json", output);
+    snprintf(leftovers->lock, sizeof leftovers->lock, "%s/" LOCK_NAME, output);
+    int status = listeners_prepare(job->control, link->one_host, leftovers, error);
+    return status ? status : send_errand(link, job, error);
+}
+
+int coordinator_await(struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct coordinator_ready *ready,
+                      struct error *error)
+{
+    struct leftovers *leftovers = &link->leftovers;
+    *ready = (struct coordinator_ready){0};
+    int status = read_ready(link->notes, ready, error);
     if (ready->socket[0]) snprintf(leftovers->socket, sizeof leftovers->socket, "%s", ready->socket);
     const bool is_ours = ready->opening || (!status && !ready->finished);
     if (!is_ours) leftovers->connection[0] = leftovers->lock[0] = '\0'; /* somebody else's, perhaps */
     if (!status) return 0;
-    if (ready->opening) write_failed_start(options->job, error); /* killed in between: the run directory was ours */
-    lock_clear(output, link->pid);
+    coordinator_dismiss(link);
+    if (ready->opening) write_failed_start(job, error); /* killed in between: the run directory was ours */
+    lock_clear(job->job->output, link->pid);
     leftovers_remove(leftovers, true);
     return status;
 }

@@ -19,13 +19,13 @@
 #include "proto/gacc/v1/job.pb-c.h"
 
 struct coordinator_options {
-    Gacc__V1__JobSpec *job;                /* of the process that is started it becomes the job as it goes on */
-    const struct job_overrides *overrides; /* that made it */
+    const struct job_overrides *overrides; /* that make the job */
     uint32_t ranks;
     bool one_host;              /* all ranks share this host */
     const char *resume;         /* --resume, as resume.h takes it */
     bool progress;              /* rank 0 shows a progress line: send it */
     struct leftovers leftovers; /* shared memory and session directory, as rank 0 knows them */
+    Gacc__V1__JobSpec *job;     /* in the process itself, which is sent it: the job as it goes on */
 };
 
 /* The first thing through the pipe, smaller than PIPE_BUF so that it comes whole. It comes before: when the run
@@ -60,11 +60,20 @@ struct coordinator_link {
     pid_t pid;
     int life;  /* closing it ends the coordinator; a struct error before it says why */
     int notes; /* struct coordinator_note, until end of file */
+    bool one_host;
+    struct leftovers leftovers; /* all that is to be removed should it die */
 };
 
-/* Starts the process and waits until it can be reached. On success *leftovers holds all that is to be removed should it
- * die. A failure is the coordinator's own: bad output directory, address in use, … */
-int coordinator_start(struct coordinator_link *link, const struct coordinator_options *options,
-                      struct coordinator_ready *ready, struct leftovers *leftovers, struct error *error);
+/* Forks the process, which waits for its job and ends with this one. Before this one has any thread: what another held
+ * or was about to do would be half done in the new process. */
+int coordinator_fork(struct coordinator_link *link, const struct coordinator_options *options, struct error *error);
+/* Gives it the job: from here on `life` takes last words. After a failure it is to be dismissed. */
+int coordinator_start(struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct error *error);
+/* Waits until it can be reached. A failure is the coordinator's own: bad output directory, address in use, … It is gone
+ * then. */
+int coordinator_await(struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct coordinator_ready *ready,
+                      struct error *error);
+/* Ends the process where there is no job. */
+void coordinator_dismiss(struct coordinator_link *link);
 
 #endif

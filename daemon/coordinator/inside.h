@@ -60,8 +60,8 @@ struct coordinator {
     uint32_t operation_count;
     struct watching watching;
     struct health_watcher *health_watchers;
-    struct descriptors *descriptors;       /* for reflection */
-    char last_words[sizeof(struct error)]; /* of rank 0, in one piece */
+    struct descriptors *descriptors; /* for reflection */
+    struct error last_words;         /* of rank 0 */
 
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */

@@ -52,13 +52,11 @@ const char *__lsan_default_suppressions(void)
            "leak:/pmix2/lib/pmix/mca_\n";
 }
 
-/* A rank may end at once, whatever its threads do. The coordinator is forked beside the thread that waits for signals,
- * and ThreadSanitizer looks at nothing in such a child; what it does in threads, worker_message_fuzz does in one
- * process. */
+/* A rank may end at once, whatever its threads do. A process that forked beside a thread of its own could not be looked
+ * into, and dies at its next thread: die_after_fork stays on. */
 const char *__tsan_default_options(void)
 {
-    return "exitcode=99:print_suppressions=0:second_deadlock_stack=1:history_size=4:die_after_fork=0:report_thread_"
-           "leaks=0";
+    return "exitcode=99:print_suppressions=0:second_deadlock_stack=1:history_size=4:report_thread_leaks=0";
 }
 
 /* Libraries that are not compiled for ThreadSanitizer: Open MPI's own progress threads, OpenBLAS, oneDNN and libgomp,
