@@ -205,7 +205,7 @@ int conductor_hello(struct conductor *c, uint32_t rank, const Gacc__V1__Hello *h
     if (hello_differs(c, rank, hello, &why)) return conductor_break(c, &why, error);
     c->rank[rank].hello = message_copy(&hello->base);
     if (!c->rank[rank].hello) return protocol_error(c, rank, error, "no memory for its hello");
-    c->rank[rank].heard = c->rank[rank].state_since = now;
+    c->rank[rank].heard = c->rank[rank].state_since = c->moved = now;
     if (!one_less(&c->awaited)) return 0;
     if (c->resumed_sequences && hello->train_sequences != c->resumed_sequences) {
         error_set(&why, STATUS_DATA,
@@ -273,7 +273,7 @@ int conductor_report(struct conductor *c, uint32_t rank, const Gacc__V1__Report 
         if (result) return result;
     }
     from->reported = true;
-    from->heard = now;
+    from->heard = c->moved = now;
     from->next_weight = report->next_weight;
     from->next_micro_batches = report->next_micro_batches;
     from->parameters_checksum = report->parameters_checksum;
@@ -332,7 +332,7 @@ int conductor_step_done(struct conductor *c, uint32_t rank, const Gacc__V1__Step
     struct rank *from = &c->rank[rank];
     struct step_record *record = &attempt->record;
     from->stepped = true;
-    from->heard = now;
+    from->heard = c->moved = now;
     if (done->all_gathers > record->all_gathers) record->all_gathers = done->all_gathers;
     if (done->all_gather_bytes > record->all_gather_bytes) record->all_gather_bytes = done->all_gather_bytes;
     if (done->control_collectives > record->control_collectives)
@@ -382,7 +382,7 @@ void conductor_state(struct conductor *c, uint32_t rank, const Gacc__V1__StateCh
     from->state = change->state;
     from->state_step = change->step;
     from->state_micro_batch = change->micro_batch;
-    from->state_since = now;
+    from->state_since = c->moved = now;
 }
 
 bool conductor_lost(struct conductor *c, uint32_t rank, const char *why)

@@ -95,6 +95,11 @@ const struct retention *conductor_retention(const struct conductor *conductor);
 /* For GetStatus only; never refused, nothing depends on it. */
 void conductor_state(struct conductor *conductor, uint32_t rank, const Gacc__V1__StateChange *change, double now);
 
+/* To be called again and again: whether a rank is still in a collective that all have come to and another has left,
+ * with nothing new from any of them for `limit` seconds in which the caller was awake (it was not before
+ * `awake_since`). That ends the job: every rank gets conductor_farewell unsolicited. */
+bool conductor_stands_still(struct conductor *conductor, double now, double awake_since, double limit);
+
 /* A rank's process or stream is gone. Returns true when that ends the job: every other rank gets conductor_farewell
  * unsolicited. False when the rank had finished and everything is in order. */
 bool conductor_lost(struct conductor *conductor, uint32_t rank, const char *why);

@@ -323,6 +323,7 @@ static struct boundary open_boundary(struct conductor *c, bool applied)
 const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
 {
     if (c->phase != PHASE_DECISION) return NULL;
+    c->moved = now;
     const bool has_stepped = c->step > c->start && !c->requests.held;
     const bool was_saved = conductor_is_saved(c);
     struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};

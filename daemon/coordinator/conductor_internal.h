@@ -1,5 +1,6 @@
 /* What the parts of the conductor share: conductor.c listens, conductor_requests.c takes what signals and
- * operators ask for, conductor_decide.c decides, conductor_records.c and conductor_status.c tell. */
+ * operators ask for, conductor_decide.c decides, conductor_records.c and conductor_status.c tell,
+ * conductor_standstill.c looks for ranks that wait for each other. */
 #ifndef GACC_CONDUCTOR_INTERNAL_H
 #define GACC_CONDUCTOR_INTERNAL_H
 
@@ -122,6 +123,7 @@ struct conductor {
     uint64_t validation_optimizer_steps;
     uint64_t evaluated_at; /* optimizer_steps; UINT64_MAX: not yet */
     double opened_at, decided_at;
+    double moved;                           /* when a rank last said anything new */
     double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
     Gacc__V1__LastStep last[LAST_STEPS];    /* a ring of the last attempts … */
     uint64_t last_count;                    /* … of which there were so many */

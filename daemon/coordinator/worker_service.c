@@ -187,9 +187,18 @@ static void look_at_silence(struct coordinator *coordinator, uint32_t rank)
 
 void workers_check_silence(struct coordinator *coordinator)
 {
+    bool any_silent = false;
     notice_own_sleep(coordinator);
-    for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++)
+    for (uint32_t rank = 0; rank < coordinator->options->ranks && !coordinator->concluded; rank++) {
         look_at_silence(coordinator, rank);
+        any_silent |= coordinator->silences[rank].spoken_of;
+    }
+    /* What a silent rank was in when it was last heard means nothing. */
+    if (any_silent || coordinator->concluded) return;
+    const double awake_since = (double)coordinator->awake_since * 1e-3;
+    const double timeout = coordinator->options->job->control->timeout_seconds;
+    if (conductor_stands_still(coordinator->conductor, coordinator_now(), awake_since, timeout))
+        coordinator_conclude(coordinator);
 }
 
 /* ---- what ranks say ---- */

@@ -341,7 +341,8 @@ const struct key keys[] = {
     {"control.workers", KEY_ENDPOINT, CONTROL(workers), .fallback = "auto",
      .help = "auto: a unix socket when all ranks share a host, else TCP. Or tcp://HOST:PORT."},
     {"control.timeout", KEY_SECONDS, CONTROL(timeout_seconds), .fallback = "60 s", .least = 0.1, .most = 86400,
-     .help = "A rank that is silent for so long is lost. Units: ms, s, min, h; seconds without one."},
+     .help = "A rank that is silent, or waits in a collective call that others have left, for so long is lost. Units: "
+             "ms, s, min, h; seconds without one."},
     {"control.self_check", KEY_U64, CONTROL(self_check), .fallback = "0", .most = EXACT_MOST, .unit = "attempts",
      .help = "Every so many, checksums show whether all ranks hold the same parameters and none changed inside the window; "
              "if not, the job ends with 70 and names rank and step. 0: never."},

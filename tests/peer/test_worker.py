@@ -134,6 +134,15 @@ class Linear(Mixed):
         self.assertEqual((done.status, self.result()["exit"]), (78, 78))
         self.assertEqual(done.own_lines(), ["gaccd: rank 1: this worker knows neither precision.reduce: bf16 nor control.self_check"])
 
+    def test_a_collective_call_that_it_leaves_out_ends_the_job_within_the_timeout(self):
+        timeout = 5 * harness.SLOWER
+        done = self.mpirun(self.linear(optimizer_=SGD, control={"timeout": timeout}), ["gaccd", "forgetful"], "run").wait(30)
+        reason = (f"rank 0: step 3: has waited {timeout:g} s (control.timeout) in the reduction, which rank 1 has left: "
+                  "they do not make the same collective calls")
+        self.assertEqual((self.result()["exit"], self.result()["reason"]), (70, reason))
+        self.assertNotEqual(done.status, 0)
+        self.assertEqual(done.own_lines()[-1], f"gaccd: {reason}")
+
     def test_its_death_is_seen(self):
         job = self.linear(optimizer_=SGD)
         job["job"]["steps"] = 10**9
