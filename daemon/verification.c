@@ -145,6 +145,7 @@ int verification_run(const struct verification_options *options)
         status = view.is_first ? verify(job, comm, device, options, &view, &passed, &error)
                                : together_serve(comm, device, &error);
         if (status) complain(error.text);
+        if (status && !view.is_first) comm_abort(comm, STATUS_INTERNAL); /* rank 0 waits for it */
     }
     device_close(device);
     launch_close_transport(comm, &place);

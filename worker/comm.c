@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "worker/comm_roll.h"
+
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -97,7 +99,8 @@ int comm_reduce_scatter_bucket(struct comm *comm, const struct shard_map *map, u
     if (!parts) return -(int)STATUS_INTERNAL;
     size_t size = dtype_size(wide_type);
     wide *into = (char *)shard + shard_map_offset(map, bucket) * size;
-    int result = comm->class->reduce_scatter(comm, bucket, gradients, into, wide_type, parts, error);
+    int result = comm_meet(comm, CALL_REDUCE_SCATTER, bucket, error);
+    if (!result) result = comm->class->reduce_scatter(comm, bucket, gradients, into, wide_type, parts, error);
     comm->counts.reduce_scatter++;
     size_t sent = comm->rounds && wide_type == DTYPE_FP32 ? dtype_size(DTYPE_BF16) : size;
     comm->counts.reduce_scatter_bytes += (length(shard_map_bucket(map, bucket)) - length(parts[comm->rank])) * sent;
@@ -110,7 +113,8 @@ int comm_all_gather_bucket(struct comm *comm, const struct shard_map *map, uint3
 {
     struct range *parts = bucket_parts(comm, map, bucket, error);
     if (!parts) return -(int)STATUS_INTERNAL;
-    int result = comm->class->all_gather(comm, bucket, parameters, compute_type, parts, error);
+    int result = comm_meet(comm, CALL_ALL_GATHER, bucket, error);
+    if (!result) result = comm->class->all_gather(comm, bucket, parameters, compute_type, parts, error);
     comm->counts.all_gather++;
     comm->counts.all_gather_bytes += length(parts[comm->rank]) * (comm->ranks - 1) * dtype_size(compute_type);
     free(parts);
@@ -155,13 +159,15 @@ int comm_all_gather(struct comm *comm, const struct shard_map *map, compute *par
 int comm_broadcast(struct comm *comm, void *bytes, uint64_t count, uint32_t root, struct error *error)
 {
     comm->counts.control++;
-    return comm->class->broadcast(comm, bytes, count, root, error);
+    int result = comm_meet(comm, CALL_BROADCAST, root, error);
+    return result ? result : comm->class->broadcast(comm, bytes, count, root, error);
 }
 
 int comm_barrier(struct comm *comm, struct error *error)
 {
     comm->counts.control++;
-    return comm->class->barrier(comm, error);
+    int result = comm_meet(comm, CALL_BARRIER, 0, error);
+    return result ? result : comm->class->barrier(comm, error);
 }
 
 void comm_progress(struct comm *comm)
@@ -177,7 +183,10 @@ void comm_abort(struct comm *comm, int status)
 int comm_duplicate(struct comm *comm, struct comm **out, struct error *error)
 {
     *out = NULL;
-    return comm->class->duplicate(comm, out, error);
+    int result = comm_meet(comm, CALL_DUPLICATE, 0, error);
+    if (!result) result = comm->class->duplicate(comm, out, error);
+    if (!result) comm_call_roll(*out, comm->roll);
+    return result;
 }
 
 void comm_close(struct comm *comm)

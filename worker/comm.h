@@ -64,6 +64,8 @@ struct comm {
     bool rounds;               /* fp32 gradients are sent as bf16 (comm_rounded.h); set before the first reduction */
     char transport[64];        /* name and version, for the log */
     struct comm_counts counts; /* since the caller last cleared it */
+    struct comm *roll;         /* NULL, or what comm_roll.h has ranks meet on before each call … */
+    bool astray;               /* … where they last did not */
 };
 
 /* One transport call each, of one bucket. `parts` [ranks] are the ranks' ranges of the trained index, contiguous and

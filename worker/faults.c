@@ -151,6 +151,19 @@ int fault_after_window(struct session *session, const struct step *step, struct 
     return result;
 }
 
+bool fault_misses_reduction(const struct session *session, const struct step *step)
+{
+    const struct faults *faults = &session->options.faults;
+    return faults->reduction_missed_at_step == step->plan->step && faults->rank == session->comm->rank;
+}
+
+int fault_in_memory(const struct session *session, const struct step *step, struct error *error)
+{
+    const struct faults *faults = &session->options.faults;
+    if (faults->memory_lost_at_step != step->plan->step || faults->rank != session->comm->rank) return 0;
+    return error_set(error, STATUS_INTERNAL, "out of memory, as planted");
+}
+
 void fault_in_verdict(const struct session *session, struct step *step)
 {
     enum plant plant = session->options.faults.plant;

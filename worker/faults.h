@@ -37,8 +37,10 @@ enum plant {
 
 /* All zero: none. */
 struct faults {
-    uint64_t data_error_at_step;      /* reading data of this step fails with 65 on `rank` */
-    uint64_t parameter_write_at_step; /* a parameter of `rank` changes inside the window of this step */
+    uint64_t data_error_at_step;       /* reading data of this step fails with 65 on `rank` */
+    uint64_t parameter_write_at_step;  /* a parameter of `rank` changes inside the window of this step */
+    uint64_t reduction_missed_at_step; /* `rank` leaves out the reduction of this step */
+    uint64_t memory_lost_at_step;      /* `rank` has no memory for this step, and says so to nobody */
     uint32_t rank;
     bool self_check; /* not a fault: look for parameters that change inside a window (70 naming the tensor) */
     enum plant plant;

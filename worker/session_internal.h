@@ -195,6 +195,8 @@ void fault_in_recomputation(const struct session *session, struct pass *pass);
 bool fault_loses_backward(const struct session *session, const struct step *step);
 int fault_after_micro_batch(struct session *session, const struct step *step, struct error *error);
 int fault_after_window(struct session *session, const struct step *step, struct error *error);
+bool fault_misses_reduction(const struct session *session, const struct step *step);
+int fault_in_memory(const struct session *session, const struct step *step, struct error *error);
 void fault_in_verdict(const struct session *session, struct step *step);
 void fault_in_update(const struct session *session, const struct step *step, struct optimizer_step *update);
 bool fault_keeps_gradients(const struct session *session);

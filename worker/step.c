@@ -149,7 +149,7 @@ static int reduce(struct session *session, struct step *step, struct error *erro
     int result = session_enter(session, STATE(REDUCE), error);
     if (result) return result;
     double clock = seconds_now();
-    result = overlap_reduce(session, error);
+    if (!fault_misses_reduction(session, step)) result = overlap_reduce(session, error);
     clock_lap(&clock, &step->seconds.reduce);
     if (!result && session->options.observer)
         result = observe(session, step, session->options.observer->reduced, error);
@@ -328,6 +328,7 @@ static int begin(struct session *session, struct step *step, struct error *error
     session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
     overlap_begin(session);
     result = results_begin(&session->results, step->share.count, error);
+    if (!result) result = fault_in_memory(session, step, error);
     if (!result && self_check_due(session)) result = self_check_remember(session, error);
     return result;
 }

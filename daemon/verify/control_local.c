@@ -6,6 +6,7 @@
 
 #include "daemon/core/schedule.h"
 #include "proto/message.h"
+#include "worker/comm_roll.h"
 
 #define LETTER_MAX 8192 /* texts in messages are bounded by struct error, names by their tables */
 #define NOW 0.0         /* a trial knows no time */
@@ -17,6 +18,7 @@ static const char *const words[] = {"the end of its part", "a hello", "a report"
 /* What one rank broadcasts at a time. An outcome with a status carries the text of an error, without one nothing. */
 struct letter {
     uint32_t word, status, size;
+    bool follows; /* the error is that another rank went astray */
     uint8_t bytes[LETTER_MAX];
 };
 
@@ -53,6 +55,7 @@ static void write_message(struct letter *letter, enum word word, const ProtobufC
 /* What all letters of an exchange say together of how things stand. */
 struct standing {
     uint32_t failed, others; /* outcomes with a status; letters of another kind than one's own */
+    bool follows;            /* all of the former are about a rank that went astray, and has not failed itself */
     uint32_t failed_rank;
     struct error failure; /* of the lowest failing rank */
 };
@@ -62,7 +65,10 @@ static void note_standing(struct standing *standing, const struct letter *own, u
 {
     standing->others += letter->word != own->word;
     if (letter->word != WORD_OUTCOME || letter->status == 0) return;
+    if (standing->failed > 0 && letter->follows && !standing->follows) return;
+    if (standing->failed > 0 && standing->follows && !letter->follows) standing->failed = 0; /* that is why */
     if (standing->failed++ > 0) return;
+    standing->follows = letter->follows;
     standing->failed_rank = rank;
     error_set(&standing->failure, (enum status)letter->status, "%s", (const char *)letter->bytes);
 }
@@ -92,7 +98,7 @@ static int exchange(struct control_local *local, const struct letter *own, taker
         if (root == local->comm->rank) letter = *own;
         int lost = comm_broadcast(local->comm, &letter, sizeof letter, root, error);
         if (lost) {
-            local->broken = true;
+            local->broken = !comm_is_astray(local->comm);
             return lost;
         }
         note_standing(&standing, own, root, &letter);
@@ -109,9 +115,12 @@ int control_local_agree(struct control_local *local, int result, const struct er
         if (result) *error = *why;
         return result;
     }
-    struct letter letter = {0};
+    struct letter letter = {.follows = comm_is_astray(local->comm)};
     write_outcome(&letter, result ? (int)why->status : 0, result ? why->text : "");
-    return exchange(local, &letter, NULL, error);
+    int agreed;
+    do agreed = exchange(local, &letter, NULL, error);
+    while (agreed && comm_is_astray(local->comm)); /* they hear of it where they are, and come here */
+    return agreed;
 }
 
 /* A message out of its letter, freed with protobuf_c_message_free_unpacked. */

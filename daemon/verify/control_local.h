@@ -37,7 +37,8 @@ int control_local_open(struct control_local *local, const struct trial_spec *spe
 void control_local_close(struct control_local *local);
 
 /* Every rank says how its part went, `result` with *why when negative; an error of one is everyone's: the lowest
- * failing rank's, named unless all failed. */
+ * failing rank's, named unless all failed. Ranks that are still in another collective call are waited for, where the
+ * roll (comm_roll.h) has them come. */
 int control_local_agree(struct control_local *local, int result, const struct error *why, struct error *error);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "daemon/verify/control_local.h"
 #include "proto/message.h"
+#include "worker/comm_roll.h"
 #include "worker/layout.h"
 #include "worker/memory.h"
 
@@ -27,6 +28,7 @@ struct rank {
     const struct trial_spec *spec;
     const Gacc__V1__JobSpec *job;
     struct comm *comm; /* the sessions' */
+    struct comm *roll; /* on which all ranks meet before each call, so that one that fails does not leave the others */
     struct comm *talk; /* everything else */
     struct control_local control;
     struct session *session;
@@ -232,6 +234,8 @@ static void close_rank(struct rank *rank)
     session_close(rank->session);
     control_local_close(&rank->control);
     comm_close(rank->talk);
+    comm_call_roll(rank->comm, NULL);
+    comm_close(rank->roll);
     for (enum watched what = 0; what < WATCHED; what++) free(rank->copies[what]);
     free(rank->gradient);
     free(rank->before);
@@ -247,7 +251,11 @@ static void run_rank(struct rank *rank)
     struct error why = {0};
     rank->observer = (struct observer){.reduced = on_reduced, .stepped = on_stepped};
     rank->comm->counts = (struct comm_counts){0};
-    rank->result = comm_duplicate(rank->comm, &rank->talk, &rank->error);
+    rank->result = comm_duplicate(rank->comm, &rank->roll, &rank->error);
+    if (!rank->result) {
+        comm_call_roll(rank->comm, rank->roll);
+        rank->result = comm_duplicate(rank->comm, &rank->talk, &rank->error);
+    }
     if (!rank->result) {
         int opened = control_local_open(&rank->control, rank->spec, rank->job, rank->talk, rank->trial.steps, &why);
         if (!opened) opened = open_session(rank, &why);
@@ -258,7 +266,10 @@ static void run_rank(struct rank *rank)
         int ran = session_run(rank->session, &why);
         rank->result = control_local_agree(&rank->control, ran, &why, &rank->error);
     }
-    if (!rank->result) rank->result = gather_all(rank, &rank->error);
+    if (!rank->result) {
+        int gathered = gather_all(rank, &why);
+        rank->result = control_local_agree(&rank->control, gathered, &why, &rank->error);
+    }
     close_rank(rank);
     rank->comm->counts = counts;
 }

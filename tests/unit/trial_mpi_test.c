@@ -89,6 +89,12 @@ static void an_error_of_one_rank_is_everyones(void **state)
     spec.faults = (struct faults){.data_error_at_step = 2, .rank = 1};
     assert_int_equal(trial_run(&trial, &spec, &error), -(int)STATUS_DATA);
     assert_non_null(strstr(error.text, "rank 1: "));
+    spec.faults = (struct faults){.memory_lost_at_step = 2, .rank = 1};
+    assert_int_equal(trial_run(&trial, &spec, &error), -(int)STATUS_INTERNAL);
+    assert_string_equal(error.text, "rank 1: out of memory, as planted");
+    spec.faults = (struct faults){.reduction_missed_at_step = 1, .rank = 2};
+    assert_int_equal(trial_run(&trial, &spec, &error), -(int)STATUS_INTERNAL);
+    assert_non_null(strstr(error.text, "rank 2 calls a broadcast where rank 0 calls a reduction"));
     spec.faults = (struct faults){0};
     if (launcher->rank == 2) unlink(job->play.train); /* each rank has a file of its own here */
     assert_int_equal(trial_run(&trial, &spec, &error), -(int)STATUS_MISSING);

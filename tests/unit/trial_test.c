@@ -594,6 +594,24 @@ static void bad_data_on_one_rank_ends_the_trial_on_all(void **state)
     expect_error(&of_seven, spec, STATUS_DATA, "rank 1: ");
 }
 
+/* The others are in a collective call that it does not come to. */
+static void a_rank_that_goes_astray_leaves_nobody_waiting(void **state)
+{
+    (void)state;
+    struct trial_spec spec = {.ranks = 3, .steps = 3, .faults = {.memory_lost_at_step = 2, .rank = 2}};
+    expect_error(&of_seven, spec, STATUS_INTERNAL, "rank 2: out of memory, as planted");
+    spec.ranks = 1;
+    spec.faults.rank = 0;
+    expect_error(&of_seven, spec, STATUS_INTERNAL, "out of memory, as planted");
+    spec = (struct trial_spec){.ranks = 3, .steps = 3, .faults = {.reduction_missed_at_step = 2, .rank = 1}};
+    expect_error(
+        &of_seven, spec, STATUS_INTERNAL,
+        "rank 1 calls a broadcast where rank 0 calls a reduction: all ranks must make the same collective calls");
+    spec.ranks = 2; /* no majority */
+    spec.faults.rank = 0;
+    expect_error(&of_seven, spec, STATUS_INTERNAL, "rank 1 calls a reduction where rank 0 calls a broadcast");
+}
+
 static void a_window_that_is_written_into_fails_the_self_check(void **state)
 {
     (void)state;
@@ -701,6 +719,7 @@ int main(void)
         cmocka_unit_test(numerics_that_end_a_job_end_its_trial),
         cmocka_unit_test(too_many_steps_or_none_are_refused),
         cmocka_unit_test(bad_data_on_one_rank_ends_the_trial_on_all),
+        cmocka_unit_test(a_rank_that_goes_astray_leaves_nobody_waiting),
         cmocka_unit_test(a_window_that_is_written_into_fails_the_self_check),
         cmocka_unit_test(the_error_of_one_rank_is_everyones),
     };
