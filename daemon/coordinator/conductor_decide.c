@@ -71,7 +71,8 @@ static void after_skip(struct conductor *c)
                   "step %" PRIu64 ": the gradient%s was not finite in %" PRIu32
                   " steps in a row (precision.nonfinite_stop_after)%s%s",
                   c->step, c->attempt.norm_overflowed ? "'s norm" : "", c->nonfinite_in_a_row,
-                  c->attempt.norm_overflowed ? ": " : "", c->attempt.norm_overflowed ? CONDUCTOR_NORM_OVERFLOW : "");
+                  c->attempt.norm_overflowed ? ": " CONDUCTOR_NORM_OVERFLOW : "",
+                  c->attempt.norm_overflowed ? rules->norm.words : "");
     }
     conductor_set_failure(c, &why);
     c->failed_by_numerics = !c->attempt.norm_overflowed; /* which has no culprit */
@@ -196,7 +197,7 @@ static void compare_parameters(struct conductor *c)
  */
 static bool retries(struct conductor *c, const struct verdict *verdict)
 {
-    if (verdict->kind != VERDICT_IS_SKIP || !c->rules.has_scaler) return false;
+    if (verdict->kind != VERDICT_IS_SKIP || verdict->norm_overflows || !c->rules.has_scaler) return false;
     if (!loss_scale_retry(&c->scale, &c->rules.scale, c->retries)) return false;
     c->retries++;
     c->window.scale = (double)c->scale.scale;
@@ -332,7 +333,7 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     else
         compare_parameters(c);
     if (has_stepped) {
-        verdict_of(c->reports, c->ranks, c->rules.weighting, c->rules.clip_norm, &verdict);
+        verdict_of(c->reports, c->ranks, c->rules.weighting, c->rules.clip_norm, c->rules.norm.most, &verdict);
         if (c->failed) verdict.kind = VERDICT_IS_FAIL;
         if (retries(c, &verdict)) return decide_again(c);
         judge(c, now, &verdict);

@@ -58,7 +58,7 @@ struct attempt {
     uint32_t blame_rank;
     uint32_t warnings;    /* bits */
     bool nonfinite;       /* some rank's shard, or the sum over ranks, was not finite … */
-    bool norm_overflowed; /* … or all are, and the sum of their squares is not */
+    bool norm_overflowed; /* … or all are, and their norm is too large */
     bool evaluates;
 };
 
@@ -153,8 +153,7 @@ struct conductor {
     uint32_t *full_accumulate;               /* [ranks]: K in a full step */
 };
 
-/* Only fp64 gradients can be so large: squares of fp32 numbers are small beside the largest double. */
-#define CONDUCTOR_NORM_OVERFLOW "every element of the gradient is finite, but the sum of their squares overflows fp64"
+#define CONDUCTOR_NORM_OVERFLOW "every element of the gradient is finite, but " /* … the rules' norm.words */
 
 /* The first failure is the job's. */
 void conductor_set_failure(struct conductor *conductor, const struct error *error);

@@ -70,8 +70,8 @@ static void add_skip_event(struct conductor *c)
         attempt->blame ? c->culprit : "no rank's own gradient shows where: the sum over ranks overflowed";
     bool whole = attempt->awaited == 0; /* else some rank was not asked */
     if (attempt->norm_overflowed) {
-        snprintf(c->event_text, sizeof c->event_text, "%s, %" PRIu32 " in a row", CONDUCTOR_NORM_OVERFLOW,
-                 c->nonfinite_in_a_row);
+        snprintf(c->event_text, sizeof c->event_text, CONDUCTOR_NORM_OVERFLOW "%s, %" PRIu32 " in a row",
+                 c->rules.norm.words, c->nonfinite_in_a_row);
         add_event(c, "nonfinite", c->event_text);
     } else if (!c->rules.has_scaler) {
         snprintf(c->event_text, sizeof c->event_text, "the gradient is not finite, %" PRIu32 " in a row%s%s",

@@ -1,6 +1,8 @@
 #include "daemon/coordinator/job_rules.h"
 
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 
 #include "daemon/job/job.h"
 
@@ -25,6 +27,18 @@ static int scale_rules(struct loss_scale_rules *rules, const Gacc__V1__LossScale
     job_loss_scale_rules(section, rules);
     const char *why = loss_scale_rules_check(rules);
     return why ? error_set(error, STATUS_JOB, "precision.loss_scale.%s", why) : 0;
+}
+
+/* No element is larger than the norm, and a second moment no larger than the largest square that went into it: below
+ * these the update is of numbers. Squares of fp32 numbers are small beside the largest double. */
+static struct norm_limit norm_limit(const Gacc__V1__JobSpec *job)
+{
+    if (job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP64)
+        return (struct norm_limit){(double)INFINITY, "the sum of their squares overflows fp64"};
+    if (job->optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD)
+        return (struct norm_limit){(double)FLT_MAX, "its norm does not fit fp32"};
+    return (struct norm_limit){sqrt((double)FLT_MAX),
+                               "the square of its norm does not fit AdamW's second moment in fp32"};
 }
 
 int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)
@@ -52,6 +66,7 @@ int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, ui
         .nonfinite_stop_after = job->precision->nonfinite_stop_after,
         .weighting = weightings[job->batch->weighting],
         .clip_norm = job->optimizer->clip_norm,
+        .norm = norm_limit(job),
         .evaluate_every = job->evaluation->every,
     };
     if (job->batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_LINEAR) {

@@ -20,6 +20,10 @@ struct job_rules {
     uint32_t nonfinite_stop_after; /* without a scaler; 0: never */
     enum loss_weighting weighting;
     double clip_norm;
+    struct norm_limit {
+        double most;       /* clipped norm that the optimizer's numbers can take; infinite: what fp64 holds */
+        const char *words; /* what is the matter with a larger one */
+    } norm;
     uint64_t evaluate_every;
     uint64_t save_every;
     bool save_waits; /* training waits for each checkpoint */

@@ -43,7 +43,7 @@ static struct sums add_up(const struct rank_report *reports, uint32_t ranks, str
 }
 
 void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_weighting weighting, double clip_norm,
-                struct verdict *verdict)
+                double norm_most, struct verdict *verdict)
 {
     double none = (double)NAN;
     *verdict = (struct verdict){.kind = VERDICT_IS_APPLY,
@@ -60,14 +60,17 @@ void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_wei
         return;
     }
     verdict->loss = (double)loss_of(sums.loss, verdict, weighting);
-    if (verdict->nonfinite_rank < ranks || !isfinite(sums.squares_scaled) || !isfinite(sums.squares)) {
+    const double norm = sqrt(sums.squares);
+    const double coefficient = clip_norm > 0 ? fmin(1, clip_norm / (norm + CLIP_EPSILON)) : 1;
+    const bool fits = isfinite(sums.squares_scaled) && isfinite(norm) && norm * coefficient <= norm_most;
+    if (verdict->nonfinite_rank < ranks || !fits) {
         verdict->kind = VERDICT_IS_SKIP;
         verdict->norm_overflows = true;
         for (uint32_t rank = 0; rank < ranks; rank++) verdict->norm_overflows &= reports[rank].finite;
         return;
     }
     verdict->grad_norm_scaled = sqrt(sums.squares_scaled);
-    verdict->grad_norm = sqrt(sums.squares);
-    verdict->clip_coefficient = clip_norm > 0 ? fmin(1, clip_norm / (verdict->grad_norm + CLIP_EPSILON)) : 1;
-    verdict->grad_norm_clipped = verdict->grad_norm * verdict->clip_coefficient;
+    verdict->grad_norm = norm;
+    verdict->clip_coefficient = coefficient;
+    verdict->grad_norm_clipped = norm * coefficient;
 }

@@ -25,7 +25,8 @@ struct verdict {
     uint32_t fail_rank;
     uint32_t nonfinite_rank; /* the first with a non-finite shard, with VERDICT_IS_SKIP; ranks: only the sum over them
                                 is non-finite */
-    bool norm_overflows;     /* with VERDICT_IS_SKIP: all shards are finite, the sum of their squares is not */
+    bool norm_overflows;     /* with VERDICT_IS_SKIP: all shards are finite, the sum of their squares is not, or their
+                                norm is beyond what the optimizer can take */
     double grad_norm_scaled, grad_norm, grad_norm_clipped, clip_coefficient; /* of an APPLY; else NaN */
     double loss; /* NaN with VERDICT_IS_EMPTY and VERDICT_IS_FAIL */
     double weight;
@@ -33,9 +34,9 @@ struct verdict {
 };
 
 /* Reports in rank order; sums are added in that order in fp64, those of losses in long double. clip_norm 0: no
- * clipping. A sum of finite shards that is not itself finite is a SKIP. FAIL goes before EMPTY, and EMPTY (no weight at
- * all) before SKIP. */
+ * clipping. A sum of finite shards that is not itself finite is a SKIP, and so is a clipped norm above norm_most (may
+ * be infinite). FAIL goes before EMPTY, and EMPTY (no weight at all) before SKIP. */
 void verdict_of(const struct rank_report *reports, uint32_t ranks, enum loss_weighting weighting, double clip_norm,
-                struct verdict *verdict);
+                double norm_most, struct verdict *verdict);
 
 #endif

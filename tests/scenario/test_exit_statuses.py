@@ -203,6 +203,18 @@ class ExitStatuses(harness.Scenario):
         self.assertEqual([event["text"] for event in self.log("event") if event["event"] == "nonfinite"],
                          [f"{words}, {i} in a row" for i in (1, 2, 3)])
 
+    def test_a_norm_whose_square_adamw_cannot_hold(self):
+        """Nothing of it reaches the moments: with a limit the same gradient is one like any other."""
+        self.write("tape.csv", "weight,g0,g1\n" + 4 * "1,1e21,1\n")
+        job = dict(self.job, optimizer={"type": "adamw", "lr": 0.1})
+        words = "every element of the gradient is finite, but the square of its norm does not fit AdamW's second moment in fp32"
+        self.check(self.run_job(job), 76, "the gradient's norm was not finite in 3 steps in a row", words)
+        self.assertEqual([event["text"] for event in self.log("event") if event["event"] == "nonfinite"],
+                         [f"{words}, {i} in a row" for i in (1, 2, 3)])
+        job["optimizer"]["clip_norm"] = 1
+        self.assertEqual(self.run_job(job, output="clipped").status, 0)
+        self.assertEqual({record["verdict"] for record in self.log("step", "clipped")}, {"apply"})
+
     def test_a_data_file_that_fails_while_training(self):
         job, text = harness.gpt(steps=10**9)
         path = self.write("text.txt", text)

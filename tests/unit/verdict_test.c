@@ -17,7 +17,7 @@ static struct verdict judge(const struct rank_report *reports, uint32_t ranks, e
                             double clip)
 {
     struct verdict verdict;
-    verdict_of(reports, ranks, weighting, clip, &verdict);
+    verdict_of(reports, ranks, weighting, clip, INF64, &verdict);
     return verdict;
 }
 
@@ -159,6 +159,28 @@ static void finite_shards_whose_sum_is_not_skip_without_a_culprit(void **unused)
     assert_false(judge(reports, 1, WEIGHT_BY_TOKEN, 0).norm_overflows);
 }
 
+/* AdamW's second moment in fp32 holds squares up to 1.8e19². */
+static void a_norm_beyond_what_the_optimizer_takes_is_skipped_unless_it_is_clipped(void **unused)
+{
+    (void)unused;
+    const double most = 1e19;
+    const struct rank_report reports[] = {
+        {.finite = true, .weight = 1, .micro_batches = 1, .sum_squares = 0.5e38, .sum_squares_scaled = 0.5e38},
+        {.finite = true, .weight = 1, .micro_batches = 1, .sum_squares = 0.51e38, .sum_squares_scaled = 0.51e38}};
+    struct verdict verdict;
+    verdict_of(reports, 2, WEIGHT_BY_TOKEN, 0, most, &verdict);
+    assert_int_equal(verdict.kind, VERDICT_IS_SKIP);
+    assert_int_equal(verdict.nonfinite_rank, 2);
+    assert_true(verdict.norm_overflows);
+    assert_true(isnan(verdict.grad_norm) && isnan(verdict.clip_coefficient));
+    verdict_of(reports, 2, WEIGHT_BY_TOKEN, 1, most, &verdict);
+    assert_int_equal(verdict.kind, VERDICT_IS_APPLY);
+    assert_true(verdict.grad_norm > most);
+    near(verdict.grad_norm_clipped, 1, 1e-12);
+    verdict_of(reports, 1, WEIGHT_BY_TOKEN, 0, most, &verdict);
+    assert_int_equal(verdict.kind, VERDICT_IS_APPLY);
+}
+
 static void the_first_failing_rank_decides_before_anything_else(void **unused)
 {
     (void)unused;
@@ -231,6 +253,7 @@ int main(void)
         cmocka_unit_test(a_norm_below_the_limit_is_left_alone),
         cmocka_unit_test(one_non_finite_rank_skips_for_all_and_leaves_no_norm),
         cmocka_unit_test(finite_shards_whose_sum_is_not_skip_without_a_culprit),
+        cmocka_unit_test(a_norm_beyond_what_the_optimizer_takes_is_skipped_unless_it_is_clipped),
         cmocka_unit_test(the_first_failing_rank_decides_before_anything_else),
         cmocka_unit_test(a_non_finite_loss_with_finite_gradients_applies),
         cmocka_unit_test(any_reports_give_one_verdict_that_bounds_the_norm),
