@@ -184,9 +184,15 @@ static int write_model(struct checkpoint *checkpoint, struct error *error)
     return close_output(&output, result, error);
 }
 
-/* One tensor for each trained piece of this rank, of each moment. Names are the tensors' to keep: names[count]. */
+/* What a tensor of the file borrows. */
+struct moment_range {
+    char name[MOMENT_NAME_MAX];
+    uint64_t elements;
+};
+
+/* One tensor for each trained piece of this rank, of each moment. */
 static size_t list_moments(const struct checkpoint *checkpoint, struct safetensors_tensor *tensors,
-                           char (*names)[MOMENT_NAME_MAX])
+                           struct moment_range *ranges)
 {
     const struct session *session = checkpoint->session;
     size_t count = 0;
@@ -194,14 +200,16 @@ static size_t list_moments(const struct checkpoint *checkpoint, struct safetenso
         for (size_t i = 0; i < session->piece_count && checkpoint->copies[moment]; i++) {
             const struct piece *own = &session->pieces[i];
             if (own->frozen) continue;
-            const int length = snprintf(names[count], sizeof *names, "%s.%" PRIu64 "-%" PRIu64,
+            struct moment_range *range = &ranges[count];
+            const int length = snprintf(range->name, sizeof range->name, "%s.%" PRIu64 "-%" PRIu64,
                                         moment == FIRST_MOMENT ? "m" : "v", own->begin, own->end);
             if (own->since > 0)
-                snprintf(names[count] + length, sizeof *names - (size_t)length, ".since.%" PRIu64, own->since);
-            tensors[count] = (struct safetensors_tensor){.name = names[count],
+                snprintf(range->name + length, sizeof range->name - (size_t)length, ".since.%" PRIu64, own->since);
+            range->elements = own->end - own->begin;
+            tensors[count] = (struct safetensors_tensor){.name = range->name,
                                                          .type = safetensors_type_of(session->wide_type),
                                                          .dimensions = 1,
-                                                         .shape = {own->end - own->begin}};
+                                                         .shape = &range->elements};
             count++;
         }
     return count;
@@ -231,11 +239,11 @@ static int write_optimizer(struct checkpoint *checkpoint, struct error *error)
     snprintf(name, sizeof name, "optimizer-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", session->comm->rank,
              session->comm->ranks);
     struct safetensors_tensor *tensors = calloc(most, sizeof *tensors);
-    char(*names)[MOMENT_NAME_MAX] = calloc(most, sizeof *names);
+    struct moment_range *ranges = calloc(most, sizeof *ranges);
     struct output output = {.fd = -1};
     size_t header_bytes = 0;
-    int result = tensors && names ? 0 : error_set(error, STATUS_IO, "out of memory for the moments' names");
-    size_t count = result ? 0 : list_moments(checkpoint, tensors, names);
+    int result = tensors && ranges ? 0 : error_set(error, STATUS_IO, "out of memory for the moments' names");
+    size_t count = result ? 0 : list_moments(checkpoint, tensors, ranges);
     if (!result) result = safetensors_header(tensors, count, &header, &header_bytes, error);
     uint64_t bytes = header_bytes;
     for (size_t i = 0; i < count && !result; i++) bytes += tensors[i].bytes;
@@ -244,7 +252,7 @@ static int write_optimizer(struct checkpoint *checkpoint, struct error *error)
     if (!result) result = write_moments(&output, header_bytes, error);
     free(header);
     free(tensors);
-    free(names);
+    free(ranges);
     return close_output(&output, result, error);
 }
 

@@ -18,7 +18,7 @@ int model_file_lay_out(struct model_file *file, const struct model *model, enum 
             entry->name = tensor->name;
             entry->type = safetensors_type_of(wide_type);
             entry->dimensions = tensor->dimensions;
-            for (int d = 0; d < tensor->dimensions; d++) entry->shape[d] = tensor->shape[d];
+            entry->shape = tensor->shape;
         }
     int result = safetensors_header(entries, count, &file->header, &file->header_bytes, error);
     file->zeros_at = file->header_bytes + tables[0]->parameters * dtype_size(wide_type);

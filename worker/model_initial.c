@@ -111,18 +111,20 @@ static bool same_shape(const struct safetensors_tensor *stored, const struct ten
            memcmp(stored->shape, tensor->shape, (size_t)tensor->dimensions * sizeof *tensor->shape) == 0;
 }
 
+#define SHOWN_DIMENSIONS 8
+
 struct shape_text {
-    char text[8 + SAFETENSORS_DIMENSIONS * 22];
+    char text[8 + SHOWN_DIMENSIONS * 22];
 };
 
 static struct shape_text shape_text(const uint64_t *shape, int dimensions)
 {
     struct shape_text out = {"["};
     size_t at = 1;
-    for (int d = 0; d < dimensions; d++)
+    for (int d = 0; d < dimensions && d < SHOWN_DIMENSIONS; d++)
         at +=
             (size_t)snprintf(out.text + at, sizeof out.text - at, d ? ", %llu" : "%llu", (unsigned long long)shape[d]);
-    snprintf(out.text + at, sizeof out.text - at, "]");
+    snprintf(out.text + at, sizeof out.text - at, dimensions > SHOWN_DIMENSIONS ? ", …]" : "]");
     return out;
 }
 

@@ -48,6 +48,8 @@ struct safetensors {
     json_t *header;
     struct safetensors_tensor *tensors; /* [count], by offset; names belong to the header */
     size_t count;
+    uint64_t *shapes; /* of all tensors, one behind the other */
+    size_t shapes_used;
 };
 
 static int refuse(const struct safetensors *file, struct error *error, const char *tensor, const char *why)
@@ -98,20 +100,20 @@ static bool count_elements(struct safetensors_tensor *tensor)
     return true;
 }
 
-static int parse_shape(const struct safetensors *file, const json_t *shape, struct safetensors_tensor *tensor,
+static int parse_shape(struct safetensors *file, const json_t *shape, struct safetensors_tensor *tensor,
                        struct error *error)
 {
-    if (!json_is_array(shape) || json_array_size(shape) > SAFETENSORS_DIMENSIONS)
-        return refuse(file, error, tensor->name, "shape is not a list of at most 8 numbers");
+    if (!json_is_array(shape)) return refuse(file, error, tensor->name, "shape is not a list of numbers");
     tensor->dimensions = (int)json_array_size(shape);
+    tensor->shape = file->shapes + file->shapes_used;
     for (int i = 0; i < tensor->dimensions; i++)
-        if (!whole_number(json_array_get(shape, (size_t)i), &tensor->shape[i]))
+        if (!whole_number(json_array_get(shape, (size_t)i), &file->shapes[file->shapes_used++]))
             return refuse(file, error, tensor->name, "shape holds something that is not a whole number");
     if (!count_elements(tensor)) return refuse(file, error, tensor->name, "shape is too large");
     return 0;
 }
 
-static int parse_tensor(const struct safetensors *file, const json_t *entry, struct safetensors_tensor *tensor,
+static int parse_tensor(struct safetensors *file, const json_t *entry, struct safetensors_tensor *tensor,
                         struct error *error)
 {
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -177,10 +179,14 @@ static int parse_header(struct safetensors *file, const char *text, size_t lengt
     if (length == 0 || text[0] != '{') return refuse(file, error, NULL, "its header does not begin with {");
     file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
     if (!file->header) return refuse(file, error, NULL, why.text);
-    file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
-    if (!file->tensors) return error_set(error, STATUS_INTERNAL, "%s: out of memory for its tensors", file->path);
     const char *name;
     json_t *entry;
+    size_t dimensions = 0;
+    json_object_foreach(file->header, name, entry) dimensions += json_array_size(json_object_get(entry, "shape"));
+    file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
+    file->shapes = calloc(dimensions + 1, sizeof *file->shapes);
+    if (!file->tensors || !file->shapes)
+        return error_set(error, STATUS_INTERNAL, "%s: out of memory for its tensors", file->path);
     json_object_foreach(file->header, name, entry)
     {
         const bool is_tensor = strcmp(name, METADATA) != 0;
@@ -258,6 +264,7 @@ void safetensors_close(struct safetensors *file)
     if (file->fd >= 0) close(file->fd);
     json_decref(file->header);
     free(file->tensors);
+    free(file->shapes);
     free(file->path);
     free(file);
 }

@@ -12,7 +12,6 @@
 #include "kernels/kernels.h"
 #include "proto/error.h"
 
-#define SAFETENSORS_DIMENSIONS 8          /* the format knows no limit; tensors of more are refused */
 #define SAFETENSORS_HEADER_MAX 100000000u /* bytes, as the reference implementation limits it */
 
 /* A name and type as the file states them; other types of the format (integers, F8 …) are read past but have no values
@@ -23,8 +22,8 @@ enum safetensors_type safetensors_type_of(enum dtype type);
 struct safetensors_tensor {
     const char *name;
     enum safetensors_type type;
-    int dimensions; /* 0: a scalar, one element */
-    uint64_t shape[SAFETENSORS_DIMENSIONS];
+    int dimensions;        /* 0: a scalar, one element */
+    const uint64_t *shape; /* [dimensions]; the file's, or, of a header to be written, the caller's */
     uint64_t elements;
     uint64_t offset, bytes; /* where it lies after the header; filled in by open and by safetensors_header */
 };

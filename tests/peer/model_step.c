@@ -71,9 +71,8 @@ static double *put(struct output *output, const char *prefix, const struct tenso
 {
     size_t i = output->count++;
     snprintf(output->names[i], sizeof output->names[i], "%s%s", prefix, like->name);
-    output->tensors[i] =
-        (struct safetensors_tensor){.name = output->names[i], .type = SAFETENSORS_F64, .dimensions = like->dimensions};
-    memcpy(output->tensors[i].shape, like->shape, sizeof like->shape);
+    output->tensors[i] = (struct safetensors_tensor){
+        .name = output->names[i], .type = SAFETENSORS_F64, .dimensions = like->dimensions, .shape = like->shape};
     size_t size = 1;
     for (int d = 0; d < like->dimensions; d++) size *= like->shape[d];
     output->used += size;
