@@ -56,7 +56,7 @@ class Deaths(faults.Faults):
                 output = f"run-{i}-{who}"
                 with self.subTest(trial=i, victim=who):
                     job = start(output)
-                    time.sleep(longest * chance.random())
+                    time.sleep(harness.SLOWER * longest * chance.random())
                     self.kill(job, who, output)
 
     def test_while_it_starts(self):
