@@ -150,8 +150,8 @@ class Documents(harness.Scenario):
         os.remove(path)
 
     def test_every_requirement_has_a_row_and_its_tests_are_there(self):
-        rows = re.findall(r"^\| ([A-MSU]\d+) \|.*\| ([^|]*) \|$", text_of("tests", "REQUIREMENTS.md"), re.M)
-        wanted = {f"{letter}{number}" for letter, count in zip("ABCDEFGHIJKLMSU", (12, 9, 4, 4, 3, 3, 5, 5, 2, 3, 3, 2, 2, 9, 11))
+        rows = re.findall(r"^\| ([A-NSU]\d+) \|.*\| ([^|]*) \|$", text_of("tests", "REQUIREMENTS.md"), re.M)
+        wanted = {f"{letter}{number}" for letter, count in zip("ABCDEFGHIJKLMNSU", (12, 9, 4, 4, 3, 3, 5, 5, 2, 3, 3, 2, 2, 13, 9, 11))
                   for number in range(1, count + 1)}
         self.assertEqual(wanted - {row for row, _ in rows}, set())
         self.assertEqual(len(rows), len({row for row, _ in rows}), "two rows of one number")
