@@ -30,7 +30,7 @@ enum { MASTER, FIRST_MOMENT, SECOND_MOMENT, COPIES };
 
 struct checkpoint {
     struct session *session;
-    void *copies[COPIES]; /* [kept], [owned], [owned], in host memory; NULL: the optimizer has none */
+    void *copies[COPIES]; /* [kept], [m], [v], in host memory; NULL: no optimizer has such a moment */
     bool is_writing;
     pthread_t thread;
 
@@ -42,6 +42,12 @@ struct checkpoint {
     Gacc__V1__WrittenRange *ranges; /* [range_count], with their pointers behind */
     size_t range_count, range_room;
 };
+
+static uint64_t elements_of(const struct session *session, int copy)
+{
+    if (copy == MASTER) return session->kept;
+    return copy == FIRST_MOMENT ? session->optimizer.count.m : session->optimizer.count.v;
+}
 
 /* ---- what was written ---- */
 
@@ -199,7 +205,7 @@ static size_t list_moments(const struct checkpoint *checkpoint, struct safetenso
     for (int moment = FIRST_MOMENT; moment < COPIES; moment++)
         for (size_t i = 0; i < session->piece_count && checkpoint->copies[moment]; i++) {
             const struct piece *own = &session->pieces[i];
-            if (own->frozen) continue;
+            if ((moment == FIRST_MOMENT ? own->moments.m : own->moments.v) == NO_MOMENT) continue;
             struct moment_range *range = &ranges[count];
             const int length = snprintf(range->name, sizeof range->name, "%s.%" PRIu64 "-%" PRIu64,
                                         moment == FIRST_MOMENT ? "m" : "v", own->begin, own->end);
@@ -219,11 +225,11 @@ static size_t list_moments(const struct checkpoint *checkpoint, struct safetenso
 static int write_moments(const struct output *output, size_t header_bytes, struct error *error)
 {
     const struct checkpoint *checkpoint = output->checkpoint;
-    const uint64_t bytes = checkpoint->session->owned * dtype_size(checkpoint->session->wide_type);
     uint64_t at = header_bytes;
     int result = 0;
     for (int moment = FIRST_MOMENT; moment < COPIES && !result; moment++) {
         if (!checkpoint->copies[moment]) continue;
+        const uint64_t bytes = elements_of(checkpoint->session, moment) * dtype_size(checkpoint->session->wide_type);
         result = write_range(output, checkpoint->copies[moment], bytes, at, error);
         at += bytes;
     }
@@ -337,7 +343,7 @@ static int copy_state(struct checkpoint *checkpoint, struct error *error)
     const size_t size = dtype_size(session->wide_type);
     int result = 0;
     for (int i = 0; i < COPIES && !result; i++) {
-        const uint64_t elements = i == MASTER ? session->kept : session->owned;
+        const uint64_t elements = elements_of(session, i);
         if (!state[i]) continue;
         if (!checkpoint->copies[i])
             result = memory_new(&checkpoint->copies[i], elements, size, "a copy of the state", error);

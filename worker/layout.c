@@ -2,101 +2,186 @@
 
 #include <fnmatch.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "proto/optimizers.h"
 #include "worker/near.h"
 
 /* --- groups -------------------------------------------------------------------------------------------------- */
 
-/* groups[2·i] holds the matrices of the i-th pattern, groups[2·i + 1] its vectors where they do not decay as matrices
- * do; the last pair is for tensors that no pattern matches. */
-static uint32_t group_index(const struct layout *layout, size_t pattern, const struct tensor *tensor)
+static bool matches(const char *pattern, const struct tensor *tensor)
 {
-    const struct group *pair = &layout->groups[2 * pattern];
-    bool apart = tensor->dimensions < 2 && !pair[0].frozen && pair[0].weight_decay != pair[1].weight_decay;
-    return (uint32_t)(2 * pattern + apart);
+    return fnmatch(pattern, tensor->name, 0) == 0;
 }
 
-double layout_lr_ratio(const Gacc__V1__OptimizerSection *optimizer, const Gacc__V1__ParameterGroup *group)
+struct place layout_place(const Gacc__V1__JobSpec *job, const struct tensor *tensor)
 {
-    if (group->lr_ratio > 0) return group->lr_ratio;
-    return optimizer->lr > 0 ? group->lr / optimizer->lr : 0;
+    struct place place = {0};
+    if (optimizers_are_list(job))
+        while (place.optimizer < optimizer_count(job) && !matches(optimizer_at(job, place.optimizer)->match, tensor))
+            place.optimizer++;
+    if (place.optimizer == optimizer_count(job)) return place;
+    const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, place.optimizer);
+    while (place.group < optimizer->n_groups && !matches(optimizer->groups[place.group]->match, tensor)) place.group++;
+    return place;
 }
 
-static int fill_groups(struct layout *layout, const Gacc__V1__OptimizerSection *optimizer, struct error *error)
-{
-    size_t patterns = optimizer->n_groups;
-    for (size_t i = 0; i < patterns; i++) {
-        const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
-        if (optimizer->lr <= 0 && group->lr > 0)
-            return error_set(error, STATUS_JOB, "optimizer.groups.%zu.lr: %g cannot follow a schedule whose lr is %g",
-                             i, group->lr, optimizer->lr);
-        bool own = group->weight_decay >= 0;
-        struct group matrices = {.match = group->match, .frozen = group->frozen};
-        matrices.lr_ratio = layout_lr_ratio(optimizer, group);
-        matrices.weight_decay = own ? group->weight_decay : optimizer->weight_decay;
-        layout->groups[2 * i] = layout->groups[2 * i + 1] = matrices;
-        if (!own) layout->groups[2 * i + 1].weight_decay = 0;
-    }
-    layout->groups[2 * patterns] = (struct group){.lr_ratio = 1, .weight_decay = optimizer->weight_decay};
-    layout->groups[2 * patterns + 1] = (struct group){.lr_ratio = 1};
-    return 0;
-}
-
-static bool matches(const Gacc__V1__ParameterGroup *group, const struct tensor *tensor)
-{
-    return fnmatch(group->match, tensor->name, 0) == 0;
-}
-
-/* The first that matches; n_groups: none. */
-static size_t pattern_of(const Gacc__V1__OptimizerSection *optimizer, const struct tensor *tensor)
-{
-    size_t pattern = 0;
-    while (pattern < optimizer->n_groups && !matches(optimizer->groups[pattern], tensor)) pattern++;
-    return pattern;
-}
-
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__OptimizerSection *optimizer, bool *frozen)
+void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, bool *frozen)
 {
     for (size_t i = 0; i < table->count; i++) {
-        const size_t pattern = pattern_of(optimizer, &table->tensors[i]);
-        frozen[i] = pattern < optimizer->n_groups && optimizer->groups[pattern]->frozen;
+        const struct place place = layout_place(job, &table->tensors[i]);
+        frozen[i] = false;
+        if (place.optimizer == optimizer_count(job)) continue;
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, place.optimizer);
+        frozen[i] = place.group < optimizer->n_groups && optimizer->groups[place.group]->frozen;
     }
+}
+
+double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set)
+{
+    if (set > 0) return set;
+    return job->optimizer->lr > 0 ? lr / job->optimizer->lr : 0;
+}
+
+/* groups[2·i] holds the matrices of the i-th group of the job, groups[2·i + 1] its vectors where they do not decay as
+ * matrices do. The groups of an optimizer follow each other; behind them is one for its tensors that are in none. */
+static uint32_t group_index(const struct layout *layout, const Gacc__V1__JobSpec *job, struct place place,
+                            const struct tensor *tensor)
+{
+    size_t row = place.group;
+    for (size_t i = 0; i < place.optimizer; i++) row += optimizer_at(job, i)->n_groups + 1;
+    const struct group *pair = &layout->groups[2 * row];
+    bool apart = tensor->dimensions < 2 && !pair[0].frozen && pair[0].rule.weight_decay != pair[1].rule.weight_decay;
+    return (uint32_t)(2 * row + apart);
+}
+
+static struct update rule_of(const Gacc__V1__OptimizerSection *optimizer)
+{
+    bool adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    return (struct update){.kind = adamw ? OPTIMIZER_KIND_ADAMW : OPTIMIZER_KIND_SGD,
+                           .beta1 = optimizer->beta1,
+                           .beta2 = optimizer->beta2,
+                           .eps = optimizer->eps,
+                           .momentum = adamw ? 0 : optimizer->momentum,
+                           .weight_decay = optimizer->weight_decay};
+}
+
+/* Matrices and vectors of a group; NULL: of none. */
+static void fill_pair(struct group *pair, const Gacc__V1__JobSpec *job, const Gacc__V1__OptimizerSection *optimizer,
+                      const Gacc__V1__ParameterGroup *group)
+{
+    const bool is_first = optimizer == job->optimizer;
+    pair[0] = (struct group){.optimizer = optimizer->name, .rule = rule_of(optimizer), .lr_ratio = 1};
+    if (!is_first) pair[0].lr_ratio = layout_lr_ratio(job, optimizer->lr, optimizer->lr_ratio);
+    if (group) {
+        pair[0].match = group->match;
+        pair[0].frozen = group->frozen;
+        pair[0].lr_ratio = layout_lr_ratio(job, group->lr, group->lr_ratio);
+    }
+    const bool own = group && group->weight_decay >= 0;
+    if (own) pair[0].rule.weight_decay = group->weight_decay;
+    pair[1] = pair[0];
+    if (!own) pair[1].rule.weight_decay = 0;
+}
+
+static void fill_groups(struct layout *layout, const Gacc__V1__JobSpec *job)
+{
+    struct group *pair = layout->groups;
+    for (size_t o = 0; o < optimizer_count(job); o++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        for (size_t i = 0; i < optimizer->n_groups; i++, pair += 2)
+            fill_pair(pair, job, optimizer, optimizer->groups[i]);
+        fill_pair(pair, job, optimizer, NULL);
+        pair += 2;
+    }
+}
+
+static size_t count_groups(const Gacc__V1__JobSpec *job)
+{
+    size_t count = 0;
+    for (size_t o = 0; o < optimizer_count(job); o++) count += optimizer_at(job, o)->n_groups + 1;
+    return 2 * count;
 }
 
 /* --- patterns ------------------------------------------------------------------------------------------------ */
 
-static int check_patterns(const struct tensor_table *table, const Gacc__V1__OptimizerSection *optimizer,
-                          struct error *error)
+/* optimizer.lr, or in a list optimizer.0.lr */
+static void name_optimizer(const Gacc__V1__JobSpec *job, size_t index, char *name, size_t size)
 {
-    for (size_t i = 0; i < optimizer->n_groups; i++) {
-        size_t tensor = 0;
-        while (tensor < table->count && !matches(optimizer->groups[i], &table->tensors[tensor])) tensor++;
-        if (tensor < table->count) continue;
-        return error_set(error, STATUS_JOB, "optimizer.groups.%zu.match: '%.200s' matches no tensor; near it: %s", i,
-                         optimizer->groups[i]->match, tensors_near(table, optimizer->groups[i]->match, NEAR_MOST).text);
+    snprintf(name, size, optimizers_are_list(job) ? "optimizer.%zu" : "optimizer", index);
+}
+
+/* `key` is the pattern's. `optimizer`: who must have a tensor that it matches. */
+static int check_pattern(const struct tensor_table *table, const Gacc__V1__JobSpec *job, size_t optimizer,
+                         const char *pattern, const char *key, struct error *error)
+{
+    bool is_another = false;
+    for (size_t i = 0; i < table->count; i++) {
+        if (!matches(pattern, &table->tensors[i])) continue;
+        if (layout_place(job, &table->tensors[i]).optimizer == optimizer) return 0;
+        is_another = true;
     }
-    return 0;
+    if (is_another)
+        return error_set(error, STATUS_JOB, "%s: '%.200s' matches tensors of other optimizers only", key, pattern);
+    return error_set(error, STATUS_JOB, "%s: '%.200s' matches no tensor; near it: %s", key, pattern,
+                     tensors_near(table, pattern, NEAR_MOST).text);
+}
+
+static int check_patterns(const struct tensor_table *table, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    char name[32], key[96];
+    int result = 0;
+    for (size_t o = 0; o < optimizer_count(job) && !result; o++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        name_optimizer(job, o, name, sizeof name);
+        snprintf(key, sizeof key, "%s.match", name);
+        if (optimizers_are_list(job)) result = check_pattern(table, job, o, optimizer->match, key, error);
+        for (size_t i = 0; i < optimizer->n_groups && !result; i++) {
+            const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+            snprintf(key, sizeof key, "%s.groups.%zu.match", name, i);
+            result = check_pattern(table, job, o, group->match, key, error);
+        }
+    }
+    return result;
+}
+
+/* What is 0 has no ratio to it. */
+static int check_rates(const Gacc__V1__JobSpec *job, struct error *error)
+{
+    double most = 0;
+    for (size_t o = 0; o < optimizer_count(job); o++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        most = optimizer->lr > most ? optimizer->lr : most;
+        for (size_t i = 0; i < optimizer->n_groups; i++)
+            most = optimizer->groups[i]->lr > most ? optimizer->groups[i]->lr : most;
+    }
+    if (job->optimizer->lr > 0 || most <= 0) return 0;
+    return error_set(error, STATUS_JOB, "optimizer: an lr of %g cannot follow a schedule whose lr is %g", most,
+                     job->optimizer->lr);
 }
 
 /* --- segments ------------------------------------------------------------------------------------------------ */
 
 /* The group of every tensor, of which the model then knows whether it is frozen. */
-static int assign(struct layout *layout, struct model *model, const Gacc__V1__OptimizerSection *optimizer,
-                  uint32_t *groups, bool *frozen, struct error *error)
+static int assign(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint32_t *groups,
+                  bool *frozen, struct error *error)
 {
     const struct tensor_table *table = &model->table;
     bool any = false;
-    layout_find_frozen(table, optimizer, frozen);
+    layout_find_frozen(table, job, frozen);
     for (size_t i = 0; i < table->count; i++) {
         const struct tensor *tensor = &table->tensors[i];
-        groups[i] = group_index(layout, pattern_of(optimizer, tensor), tensor);
+        const struct place place = layout_place(job, tensor);
+        if (place.optimizer == optimizer_count(job))
+            return error_set(error, STATUS_JOB, "optimizer: no match of any of them has the tensor %s", tensor->name);
+        groups[i] = group_index(layout, job, place, tensor);
         struct group *group = &layout->groups[groups[i]];
         group->tensors++;
         group->parameters += tensor->size;
         any |= !frozen[i];
     }
-    if (!any) return error_set(error, STATUS_JOB, "optimizer.groups: every tensor is frozen: nothing is left to train");
+    if (!any) return error_set(error, STATUS_JOB, "optimizer: every tensor is frozen: nothing is left to train");
     model_freeze(model, frozen);
     return 0;
 }
@@ -115,11 +200,10 @@ static void fill_segments(struct layout *layout, const struct tensor_table *tabl
     }
 }
 
-int layout_open(struct layout *layout, struct model *model, const Gacc__V1__OptimizerSection *optimizer,
-                struct error *error)
+int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, struct error *error)
 {
     const struct tensor_table *table = &model->table;
-    *layout = (struct layout){.group_count = 2 * (optimizer->n_groups + 1)};
+    *layout = (struct layout){.group_count = count_groups(job)};
     layout->segments = calloc(table->count, sizeof *layout->segments);
     layout->groups = calloc(layout->group_count, sizeof *layout->groups);
     uint32_t *groups = calloc(table->count, sizeof *groups);
@@ -127,9 +211,10 @@ int layout_open(struct layout *layout, struct model *model, const Gacc__V1__Opti
     int result = 0;
     if (!layout->segments || !layout->groups || !groups || !frozen)
         result = error_set(error, STATUS_INTERNAL, "out of memory for the layout of %zu tensors", table->count);
-    if (!result) result = fill_groups(layout, optimizer, error);
-    if (!result) result = check_patterns(table, optimizer, error);
-    if (!result) result = assign(layout, model, optimizer, groups, frozen, error);
+    if (!result) result = check_rates(job, error);
+    if (!result) result = check_patterns(table, job, error);
+    if (!result) fill_groups(layout, job);
+    if (!result) result = assign(layout, model, job, groups, frozen, error);
     if (!result) fill_segments(layout, table, groups);
     free(groups);
     free(frozen);
@@ -176,7 +261,44 @@ static size_t most_cuts(const struct layout *layout, const struct shard_map *map
     return layout->count + map->bucket_count;
 }
 
+/* Whether a moment that begins at `at` goes on, behind `count` elements, as the one that begins at `next`. */
+static bool goes_on(uint64_t at, uint64_t count, uint64_t next)
+{
+    return at == NO_MOMENT ? next == NO_MOMENT : at + count == next;
+}
+
+/* Where the moments of a cut begin, those before having taken so many elements. */
+static struct moments_at take_moments(const struct layout *layout, struct cut cut, struct moments_at *taken)
+{
+    const struct update *rule = &layout->groups[cut.segment->group].rule;
+    const bool has_v = rule->kind == OPTIMIZER_KIND_ADAMW, has_m = has_v || rule->momentum > 0;
+    const struct moments_at at = {has_m ? taken->m : NO_MOMENT, has_v ? taken->v : NO_MOMENT};
+    if (has_m) taken->m += cut.end - cut.begin;
+    if (has_v) taken->v += cut.end - cut.begin;
+    return at;
+}
+
+struct counting {
+    const struct layout *layout;
+    struct moments_at taken;
+};
+
+static void count_moments(void *context, struct cut cut)
+{
+    struct counting *counting = context;
+    take_moments(counting->layout, cut, &counting->taken);
+}
+
+struct moments_at layout_moments(const struct layout *layout, const struct shard_map *map, uint32_t rank)
+{
+    struct counting counting = {.layout = layout};
+    for_each_cut(layout, map, rank, count_moments, &counting);
+    return counting.taken;
+}
+
 struct run_list {
+    const struct layout *layout;
+    struct moments_at taken;
     struct run *runs;
     size_t count;
 };
@@ -185,7 +307,8 @@ static void append_run(void *context, struct cut cut)
 {
     struct run_list *list = context;
     struct run *last = list->count ? &list->runs[list->count - 1] : NULL;
-    const struct run next = {cut.first, cut.end - cut.begin, cut.segment->group, cut.segment->since};
+    const struct run next = {cut.first, cut.end - cut.begin, cut.segment->group, cut.segment->since,
+                             take_moments(list->layout, cut, &list->taken)};
     if (last && last->group == next.group && last->since == next.since && last->first + last->count == next.first)
         last->count += next.count;
     else
@@ -195,7 +318,7 @@ static void append_run(void *context, struct cut cut)
 int layout_runs(const struct layout *layout, const struct shard_map *map, uint32_t rank, struct run **runs,
                 size_t *count, struct error *error)
 {
-    struct run_list list = {.runs = calloc(most_cuts(layout, map), sizeof *list.runs)};
+    struct run_list list = {.layout = layout, .runs = calloc(most_cuts(layout, map), sizeof *list.runs)};
     if (!list.runs)
         return error_set(error, STATUS_INTERNAL, "out of memory for the runs of %zu tensors", layout->count);
     for_each_cut(layout, map, rank, append_run, &list);
@@ -205,7 +328,9 @@ int layout_runs(const struct layout *layout, const struct shard_map *map, uint32
 }
 
 struct piece_list {
+    const struct layout *layout;
     const struct tensor_table *table;
+    struct moments_at taken;
     struct piece *pieces;
     size_t count;
 };
@@ -214,7 +339,9 @@ static void append_piece(struct piece_list *list, struct piece next)
 {
     struct piece *last = list->count ? &list->pieces[list->count - 1] : NULL;
     if (last && last->frozen == next.frozen && last->since == next.since && last->end == next.begin &&
-        last->at + (last->end - last->begin) == next.at)
+        last->at + (last->end - last->begin) == next.at &&
+        goes_on(last->moments.m, last->end - last->begin, next.moments.m) &&
+        goes_on(last->moments.v, last->end - last->begin, next.moments.v))
         last->end = next.end;
     else
         list->pieces[list->count++] = next;
@@ -224,7 +351,8 @@ static void append_trained_piece(void *context, struct cut cut)
 {
     struct piece_list *list = context;
     const uint64_t shift = list->table->tensors[cut.segment->tensor].begin - cut.segment->begin; /* to canonical */
-    append_piece(list, (struct piece){cut.begin + shift, cut.end + shift, cut.first, false, cut.segment->since});
+    append_piece(list, (struct piece){cut.begin + shift, cut.end + shift, cut.first, false, cut.segment->since,
+                                      take_moments(list->layout, cut, &list->taken)});
 }
 
 void layout_frozen_map(struct shard_map *map, const struct tensor_table *table, uint32_t ranks)
@@ -240,7 +368,9 @@ static void append_frozen_pieces(struct piece_list *list, uint64_t owned, struct
         uint64_t end = tensor->at + tensor->size < own.end ? tensor->at + tensor->size : own.end;
         if (!tensor->frozen || begin >= end) continue;
         const uint64_t first = tensor->begin + (begin - tensor->at);
-        append_piece(list, (struct piece){first, first + (end - begin), owned + (begin - own.begin), true, 0});
+        append_piece(
+            list,
+            (struct piece){first, first + (end - begin), owned + (begin - own.begin), true, 0, {NO_MOMENT, NO_MOMENT}});
     }
 }
 
@@ -248,8 +378,8 @@ int layout_pieces(const struct layout *layout, const struct tensor_table *table,
                   uint32_t rank, struct piece **pieces, size_t *count, struct error *error)
 {
     struct shard_map frozen;
-    struct piece_list list = {.table = table,
-                              .pieces = calloc(most_cuts(layout, map) + table->count, sizeof *list.pieces)};
+    struct piece_list list = {
+        .layout = layout, .table = table, .pieces = calloc(most_cuts(layout, map) + table->count, sizeof *list.pieces)};
     if (!list.pieces)
         return error_set(error, STATUS_INTERNAL, "out of memory for the pieces of %zu tensors", table->count);
     for_each_cut(layout, map, rank, append_trained_piece, &list);

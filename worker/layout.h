@@ -14,12 +14,13 @@
 #include "worker/comm.h"
 #include "worker/model.h"
 
-/* Tensors that share a learning rate and a decay, or are frozen. */
+/* Tensors that share an optimizer, a learning rate and a decay, or are frozen. */
 struct group {
-    const char *match; /* the job's; NULL: the tensors that no pattern matches */
+    const char *optimizer; /* the job's name of it; empty: there is one */
+    const char *match;     /* the job's; NULL: those of the optimizer's tensors that no pattern matches */
+    struct update rule;    /* kind, betas, eps, momentum, weight_decay; the rest belongs to a step */
     bool frozen;
-    double lr_ratio; /* lr = lr of the window × this: groups follow the schedule by their ratio */
-    double weight_decay;
+    double lr_ratio;              /* lr = lr of the window × this: groups follow the schedule by their ratio */
     uint64_t tensors, parameters; /* that are in it */
 };
 
@@ -37,23 +38,39 @@ struct layout {
     size_t group_count;
 };
 
-/* The first group whose pattern (a glob) matches the tensor's name wins; tensors that none matches take the optimizer's
- * own lr and decay. Unless its group says otherwise, a tensor of fewer than two dimensions does not decay. Tensors of a
- * frozen group become the model's frozen ones. A pattern that matches no tensor: 78 naming it and the tensors nearest
- * to it; 78 as well when nothing is left to train. */
-int layout_open(struct layout *layout, struct model *model, const Gacc__V1__OptimizerSection *optimizer,
-                struct error *error);
+/* The first optimizer whose pattern (a glob) matches the tensor's name has it, or the only one; of its groups the first
+ * that matches wins; tensors that none matches take the optimizer's own lr and decay. Unless its group says otherwise,
+ * a tensor of fewer than two dimensions does not decay. Tensors of a frozen group become the model's frozen ones. A
+ * pattern that matches no tensor: 78 naming it and the tensors nearest to it; 78 as well for a tensor that no optimizer
+ * has, and when nothing is left to train. */
+int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, struct error *error);
 void layout_close(struct layout *layout);
-/* What the lr of a group is to the optimizer's, which follows the schedule. */
-double layout_lr_ratio(const Gacc__V1__OptimizerSection *optimizer, const Gacc__V1__ParameterGroup *group);
-/* Which rows of the table such an optimizer would freeze: frozen [table->count]. */
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__OptimizerSection *optimizer, bool *frozen);
+
+/* Where in a job a tensor is. */
+struct place {
+    size_t optimizer; /* optimizer_at; their number: nowhere */
+    size_t group;     /* of that one; n_groups: in none */
+};
+struct place layout_place(const Gacc__V1__JobSpec *job, const struct tensor *tensor);
+/* What lr, of an optimizer or a group, is to the first optimizer's, which follows the schedule; `set`: the lr_ratio
+ * that was set while the job ran. */
+double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set);
+/* Which rows of the table such a job freezes: frozen [table->count]. */
+void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, bool *frozen);
+
+/* Where the moments of a run of parameters begin in the rank's moment buffers, which hold those alone that an optimizer
+ * needs; NO_MOMENT where it needs none. */
+struct moments_at {
+    uint64_t m, v;
+};
+#define NO_MOMENT UINT64_MAX
 
 /* A run of a rank's shard buffer inside one group. */
 struct run {
     uint64_t first, count; /* elements of the shard buffer */
     uint32_t group;
     uint64_t since; /* its segments' */
+    struct moments_at moments;
 };
 /* Segments ∩ the rank's ranges, as few runs as groups, their moments' ages and gaps allow. *runs is the caller's, freed
  * with free(). */
@@ -66,7 +83,10 @@ struct piece {
     uint64_t at;         /* element of the rank's master parameters: its shard, then its part of the frozen index */
     bool frozen;
     uint64_t since; /* its segments'; frozen: 0 */
+    struct moments_at moments;
 };
+/* Elements of both moments that the rank keeps. */
+struct moments_at layout_moments(const struct layout *layout, const struct shard_map *map, uint32_t rank);
 /* How the frozen index is shared: nothing of it travels, so it is one bucket. */
 void layout_frozen_map(struct shard_map *map, const struct tensor_table *table, uint32_t ranks);
 /* All that the rank keeps, as few pieces as there can be: trained ones in the order of its shard, then frozen ones. The

@@ -31,6 +31,8 @@ static uint64_t buffer_bytes(const struct session *session, enum buffer which)
     uint64_t elements = session->owned;
     if (which == BUFFER_GRADIENTS) elements = table->trained;
     if (which == BUFFER_MASTER) elements = session->kept;
+    if (which == BUFFER_M) elements = session->optimizer.count.m;
+    if (which == BUFFER_V) elements = session->optimizer.count.v;
     return elements * dtype_size(session->wide_type);
 }
 
@@ -61,6 +63,8 @@ int session_look(struct session *session, struct session_view *view, struct erro
         .map = &session->map,
         .owned = session->owned,
         .kept = session->kept,
+        .m_count = session->optimizer.count.m,
+        .v_count = session->optimizer.count.v,
     };
     const void **const seen[BUFFERS] = {
         [BUFFER_PARAMETERS] = &view->parameters,

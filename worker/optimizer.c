@@ -4,27 +4,15 @@
 
 static void lay_out(struct optimizer *optimizer, struct carver *carver)
 {
-    const struct update *constants = &optimizer->constants;
-    bool adamw = constants->kind == OPTIMIZER_KIND_ADAMW;
-    size_t bytes = optimizer->elements * dtype_size(optimizer->wide_type);
-    optimizer->m = adamw || constants->momentum > 0 ? carve(carver, bytes) : NULL;
-    optimizer->v = adamw ? carve(carver, bytes) : NULL;
+    const size_t size = dtype_size(optimizer->wide_type);
+    optimizer->m = optimizer->count.m > 0 ? carve(carver, optimizer->count.m * size) : NULL;
+    optimizer->v = optimizer->count.v > 0 ? carve(carver, optimizer->count.v * size) : NULL;
 }
 
-int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, const Gacc__V1__OptimizerSection *spec,
-                   enum dtype wide_type, uint64_t elements, struct error *error)
+int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, enum dtype wide_type, struct moments_at count,
+                   struct error *error)
 {
-    bool adamw = spec->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
-    *optimizer = (struct optimizer){
-        .constants = {.kind = adamw ? OPTIMIZER_KIND_ADAMW : OPTIMIZER_KIND_SGD,
-                      .beta1 = spec->beta1,
-                      .beta2 = spec->beta2,
-                      .eps = spec->eps,
-                      .momentum = adamw ? 0 : spec->momentum},
-        .wide_type = wide_type,
-        .elements = elements,
-        .kernels = kernels,
-    };
+    *optimizer = (struct optimizer){.wide_type = wide_type, .kernels = kernels, .count = count};
     struct carver carver = {0};
     lay_out(optimizer, &carver);
     int result = memory_reserve(kernels, &optimizer->arena, carver.used, "the optimizer's moments", error);
@@ -35,22 +23,21 @@ int optimizer_open(struct optimizer *optimizer, struct kernels *kernels, const G
 
 static wide *at(const struct optimizer *optimizer, wide *buffer, uint64_t element)
 {
-    return buffer ? (char *)buffer + element * dtype_size(optimizer->wide_type) : NULL;
+    return element == NO_MOMENT ? NULL : (char *)buffer + element * dtype_size(optimizer->wide_type);
 }
 
 void optimizer_apply(struct optimizer *optimizer, const struct layout *layout, const struct run *runs, size_t run_count,
                      wide *master, const wide *gradient, const struct optimizer_step *step)
 {
-    struct update update = optimizer->constants;
-    update.unscale = step->unscale;
     for (const struct run *run = runs; run < runs + run_count; run++) {
         const struct group *group = &layout->groups[run->group];
+        struct update update = group->rule;
         update.lr = step->lr * group->lr_ratio;
-        update.weight_decay = group->weight_decay;
+        update.unscale = step->unscale;
         update.t = step->t - run->since;
         optimizer->kernels->table->update(
-            optimizer->kernels, at(optimizer, master, run->first), at(optimizer, optimizer->m, run->first),
-            at(optimizer, optimizer->v, run->first),
+            optimizer->kernels, at(optimizer, master, run->first), at(optimizer, optimizer->m, run->moments.m),
+            at(optimizer, optimizer->v, run->moments.v),
             (const char *)gradient + run->first * dtype_size(optimizer->wide_type), run->count, &update);
     }
 }

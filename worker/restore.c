@@ -16,7 +16,9 @@
 /* A moment of this rank while it is gathered. */
 struct moment {
     const char *letter; /* what its tensors' names begin with */
-    wide *values;       /* [owned], the host's; NULL: the optimizer has none */
+    bool second;        /* v */
+    uint64_t count;     /* elements of this rank */
+    wide *values;       /* [count], the host's; NULL: no optimizer has it */
     uint64_t found;     /* elements */
 };
 
@@ -72,9 +74,10 @@ static int read_tensor(struct session *session, struct safetensors *file, const 
     for (size_t i = 0; i < session->piece_count && !result; i++) {
         const struct piece *own = &session->pieces[i];
         const struct range part = range_of_both(stored, (struct range){own->begin, own->end});
-        if (!own->frozen && part.begin < part.end)
-            result = read_part(session, file, tensor, stored.begin, part, moment, own->at + (part.begin - own->begin),
-                               error);
+        const uint64_t at = moment->second ? own->moments.v : own->moments.m;
+        if (at != NO_MOMENT && part.begin < part.end)
+            result =
+                read_part(session, file, tensor, stored.begin, part, moment, at + (part.begin - own->begin), error);
     }
     return result;
 }
@@ -91,15 +94,20 @@ static int read_file(struct session *session, const char *path, struct moment *m
     return result;
 }
 
-/* Moments of tensors that were frozen then begin now, at zero. Returns how many elements of this rank's they have. */
-static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *restore, uint64_t *begun,
+/* Moments of tensors that were frozen then begin now, at zero: this rank need not have found them. */
+static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *restore, struct moments_at *begun,
                           struct error *error)
 {
     const struct tensor_table *table = &session->model->table;
     bool *frozen = calloc(table->count, sizeof *frozen);
     if (!frozen) return error_set(error, STATUS_INTERNAL, "out of memory for a checkpoint");
-    if (restore->optimizer) layout_find_frozen(table, restore->optimizer, frozen);
-    *begun = 0;
+    Gacc__V1__JobSpec then = GACC__V1__JOB_SPEC__INIT;
+    if (restore->n_optimizers > 0) {
+        then.optimizer = restore->optimizers[0];
+        then.n_further_optimizers = restore->n_optimizers - 1;
+        then.further_optimizers = restore->optimizers + 1;
+        layout_find_frozen(table, &then, frozen);
+    }
     for (size_t i = 0; i < session->layout.count; i++) {
         struct segment *segment = &session->layout.segments[i];
         const struct tensor *tensor = &table->tensors[segment->tensor];
@@ -109,7 +117,9 @@ static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *rest
             const struct piece *own = &session->pieces[p];
             const struct range part = range_of_both((struct range){own->begin, own->end},
                                                     (struct range){tensor->begin, tensor->begin + tensor->size});
-            if (part.begin < part.end) *begun += part.end - part.begin;
+            if (part.begin >= part.end) continue;
+            if (own->moments.m != NO_MOMENT) begun->m += part.end - part.begin;
+            if (own->moments.v != NO_MOMENT) begun->v += part.end - part.begin;
         }
     }
     free(frozen);
@@ -120,23 +130,23 @@ static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *rest
 static int check_found(const struct session *session, const struct moment *moment, uint64_t begun,
                        const char *directory, struct error *error)
 {
-    const uint64_t needed = session->owned - begun;
-    const bool begins = moment->found == 0 && session->optimizer.constants.kind == OPTIMIZER_KIND_SGD;
+    const uint64_t needed = moment->count - begun;
+    const bool begins = moment->found == 0 && session->optimizer.count.v == 0; /* sgd */
     if (!moment->values || moment->found == needed || begins) return 0;
     return error_set(error, STATUS_DATA, "%s: holds %" PRIu64 " of this rank's %" PRIu64 " elements of the moment %s",
                      directory, moment->found, needed, moment->letter);
 }
 
 /* Room for a moment on the host; where the backend's memory is the host's, the moment itself. */
-static int open_moment(struct session *session, struct moment *moment, const char *letter, wide *kept,
-                       struct error *error)
+static int open_moment(struct session *session, struct moment *moment, bool second, wide *kept, struct error *error)
 {
     void *room = kept;
-    *moment = (struct moment){.letter = letter};
+    const struct moments_at *count = &session->optimizer.count;
+    *moment = (struct moment){.letter = second ? "v" : "m", .second = second, .count = second ? count->v : count->m};
     if (!kept) return 0;
     int result = session->kernels->table->on_host
                      ? 0
-                     : memory_new(&room, session->owned, dtype_size(session->wide_type), "a moment on its way", error);
+                     : memory_new(&room, moment->count, dtype_size(session->wide_type), "a moment on its way", error);
     moment->values = result ? NULL : room;
     return result;
 }
@@ -146,7 +156,7 @@ static void close_moment(struct session *session, struct moment *moment, wide *k
     if (!moment->values) return;
     if (is_good)
         session->kernels->table->upload(session->kernels, kept, moment->values,
-                                        session->owned * dtype_size(session->wide_type));
+                                        moment->count * dtype_size(session->wide_type));
     if (moment->values != kept) free(moment->values);
 }
 
@@ -155,10 +165,10 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
     wide *kept[] = {session->optimizer.m, session->optimizer.v};
     struct moment moments[2];
     char path[PATH_MAX + 128];
-    uint64_t begun = 0;
+    struct moments_at begun = {0};
     int result = 0;
     for (int m = 0; m < 2; m++) {
-        int opened = open_moment(session, &moments[m], m ? "v" : "m", kept[m], result ? NULL : error);
+        int opened = open_moment(session, &moments[m], m == 1, kept[m], result ? NULL : error);
         if (!result) result = opened;
     }
     for (size_t i = 0; i < restore->n_optimizer_files && !result; i++) {
@@ -166,7 +176,8 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
         result = read_file(session, path, moments, error);
     }
     if (!result) result = begin_unfrozen(session, restore, &begun, error);
-    for (int m = 0; m < 2 && !result; m++) result = check_found(session, &moments[m], begun, restore->directory, error);
+    for (int m = 0; m < 2 && !result; m++)
+        result = check_found(session, &moments[m], m ? begun.v : begun.m, restore->directory, error);
     if (!result) result = session_list_parts(session, error); /* moments have got their ages */
     for (int m = 0; m < 2; m++) close_moment(session, &moments[m], kept[m], !result);
     return result ? result : device_wait(session->kernels, error);

@@ -226,7 +226,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 
     int result = model_open(&session->model, job->model, session->compute_type, error);
     if (!result) session->model->recomputes = session_recomputes(job);
-    if (!result) result = layout_open(&session->layout, session->model, job->optimizer, error);
+    if (!result) result = layout_open(&session->layout, session->model, job, error);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
     if (!result) result = open_comm(session, error);
@@ -279,11 +279,12 @@ static Gacc__V1__TensorGroup **list_groups(const struct layout *layout, size_t *
         const bool stands_alone = group->match && i % 2 == 0 && layout->groups[i + 1].tensors == 0;
         if (group->tensors == 0 && !stands_alone) continue;
         gacc__v1__tensor_group__init(next);
+        next->optimizer = (char *)(uintptr_t)group->optimizer;
         if (group->match) next->match = (char *)(uintptr_t)group->match;
         next->tensors = group->tensors;
         next->parameters = group->parameters;
         next->lr_ratio = group->lr_ratio;
-        next->weight_decay = group->weight_decay;
+        next->weight_decay = group->rule.weight_decay;
         next->frozen = group->frozen;
         list[(*count)++] = next++;
     }

@@ -62,7 +62,8 @@ struct session_view {
     const wide *gradients;     /* [map->parameters] this rank's own, scaled by S */
     const wide *shard;         /* [owned] reduced over the ranks, scaled by S, after Reduce */
     const wide *master;        /* [kept] */
-    const wide *m, *v;         /* [owned], NULL where the optimizer has none */
+    uint64_t m_count, v_count; /* elements of the own shard whose optimizer has such a moment */
+    const wide *m, *v;         /* [m_count], [v_count]; NULL: none */
 };
 
 /* Who looks on, in the rank's own thread. */

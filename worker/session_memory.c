@@ -102,8 +102,8 @@ int session_reserve(struct session *session, struct error *error)
             memory_reserve(kernels, &session->gradients, room * dtype_size(session->wide_type), "the gradients", error);
     if (!result) result = reserve_shard(session, error);
     if (!result)
-        result = optimizer_open(&session->optimizer, kernels, session->job->optimizer, session->wide_type,
-                                session->owned, error);
+        result = optimizer_open(&session->optimizer, kernels, session->wide_type,
+                                layout_moments(&session->layout, &session->map, session->comm->rank), error);
     if (!result) result = results_open(&session->results, kernels, session->layout.count, error);
     if (result) return result;
     result = reserve_feed(session, error);
@@ -146,12 +146,6 @@ bool session_recomputes(const Gacc__V1__JobSpec *job)
     return job->recompute == GACC__V1__RECOMPUTE__RECOMPUTE_BLOCK;
 }
 
-static uint64_t moments_of(const Gacc__V1__OptimizerSection *optimizer)
-{
-    if (optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) return 2;
-    return optimizer->momentum > 0 ? 1 : 0;
-}
-
 static uint64_t bytes_of_sequence(const Gacc__V1__ModelSection *spec, uint64_t wide_size)
 {
     struct data_shape shape;
@@ -163,24 +157,25 @@ static uint64_t bytes_of_sequence(const Gacc__V1__ModelSection *spec, uint64_t w
 }
 
 static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint32_t ranks, uint64_t owned,
-                   uint64_t kept, struct session_memory *memory)
+                   uint64_t kept, struct moments_at moments, struct session_memory *memory)
 {
     uint64_t wide_size = dtype_size(dtype_wide(model->compute_type));
     *memory = (struct session_memory){
         .parameters = model->table.parameters * dtype_size(model->compute_type),
         .gradients = model->table.trained * wide_size,
         .shard = (owned + kept) * wide_size,
-        .moments = moments_of(job->optimizer) * owned * wide_size,
+        .moments = (moments.m + moments.v) * wide_size,
         .activations = activations_measure(model, job->batch->micro, true),
         .batch = bytes_of_sequence(job->model, wide_size) * job->batch->micro,
-        .copies = (kept + moments_of(job->optimizer) * owned) * wide_size,
+        .copies = (kept + moments.m + moments.v) * wide_size,
         .reduction = ranks > 1 ? 2 * model->table.trained * wide_size : 0,
     };
 }
 
 void session_memory(const struct session *session, struct session_memory *memory)
 {
-    add_up(session->job, session->model, session->comm->ranks, session->owned, session->kept, memory);
+    add_up(session->job, session->model, session->comm->ranks, session->owned, session->kept, session->optimizer.count,
+           memory);
 }
 
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
@@ -189,13 +184,13 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
     struct layout layout = {0};
     struct shard_map map, frozen;
     int result = model_open(&model, job->model, session_compute_type(job), error);
-    if (!result) result = layout_open(&layout, model, job->optimizer, error);
+    if (!result) result = layout_open(&layout, model, job, error);
     if (!result) {
         model->recomputes = session_recomputes(job);
         shard_map_init(&map, model->table.trained, ranks, COMM_BUCKET_LIMIT);
         layout_frozen_map(&frozen, &model->table, ranks);
         const uint64_t owned = shard_map_owned(&map, 0);
-        add_up(job, model, ranks, owned, owned + shard_map_owned(&frozen, 0), memory);
+        add_up(job, model, ranks, owned, owned + shard_map_owned(&frozen, 0), layout_moments(&layout, &map, 0), memory);
     }
     layout_close(&layout);
     model_close(model);

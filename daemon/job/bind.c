@@ -6,6 +6,7 @@
 #include "daemon/job/load.h"
 #include "daemon/job/scalar.h"
 #include "daemon/job/values.h"
+#include "proto/optimizers.h"
 
 #define PATH_BYTES 256 /* of a key; longer ones are no keys and are cut in messages */
 
@@ -33,18 +34,35 @@ static const struct key *row_of(const char *path)
 static int check_section(const struct loading *loading, const struct node *section, const char *pattern,
                          const char *path);
 
-static int check_groups(const struct loading *loading, const struct node *list)
+static int check_groups(const struct loading *loading, const struct node *list, const char *path)
 {
-    static const char path[] = "optimizer.groups";
     if (list->kind != NODE_LIST)
         return node_fail(list, path, loading->error, "must be a list of mappings, not %s", kind_name(list));
     size_t index = 0;
     for (const struct node *element = list->children; element; element = element->next, index++) {
-        char element_path[64];
-        snprintf(element_path, sizeof element_path, "%s.%zu", path, index);
+        char element_path[PATH_BYTES];
+        snprintf(element_path, sizeof element_path, "%.200s.%zu", path, index);
         if (index >= JOB_GROUPS_LIMIT)
             return node_fail(element, path, loading->error, "has more than %d elements", JOB_GROUPS_LIMIT);
         int status = check_section(loading, element, "optimizer.groups.*", element_path);
+        if (status) return status;
+    }
+    return 0;
+}
+
+static int check_optimizers(const struct loading *loading, const struct node *list, const char *path)
+{
+    size_t index = 0;
+    if (!list->children) return node_fail(list, path, loading->error, "is an empty list");
+    for (const struct node *element = list->children; element; element = element->next, index++) {
+        if (index >= JOB_OPTIMIZERS_LIMIT)
+            return node_fail(element, path, loading->error, "has more than %d elements", JOB_OPTIMIZERS_LIMIT);
+        char element_path[64];
+        snprintf(element_path, sizeof element_path, "optimizer.%zu", index);
+        if (element->kind != NODE_MAPPING)
+            return node_fail(element, element_path, loading->error, "must be a mapping of keys, not %s",
+                             kind_name(element));
+        int status = check_section(loading, element, "optimizer", element_path);
         if (status) return status;
     }
     return 0;
@@ -63,8 +81,8 @@ static int unknown_key(const struct loading *loading, const struct node *node, c
 static int check_section(const struct loading *loading, const struct node *section, const char *pattern,
                          const char *path)
 {
-    if (section->kind != NODE_MAPPING && strcmp(pattern, "optimizer") == 0 && section->kind == NODE_LIST)
-        return node_fail(section, path, loading->error, "several optimizers are not offered by this version");
+    if (section->kind == NODE_LIST && strcmp(pattern, "optimizer") == 0)
+        return check_optimizers(loading, section, path);
     if (section->kind != NODE_MAPPING)
         return node_fail(section, path, loading->error, "must be a mapping of keys, not %s", kind_name(section));
     for (const struct node *node = section->children; node; node = node->next) {
@@ -79,7 +97,7 @@ static int check_section(const struct loading *loading, const struct node *secti
         else if (key->type == KEY_SECTION)
             status = check_section(loading, node, child_pattern, child_path);
         else if (key->type == KEY_GROUPS)
-            status = check_groups(loading, node);
+            status = check_groups(loading, node, child_path);
         if (status) return status;
     }
     return 0;
@@ -87,20 +105,20 @@ static int check_section(const struct loading *loading, const struct node *secti
 
 /* Values. */
 
-/* Why none of the rows of this path applies, and when one would. */
-static int does_not_apply(const struct loading *loading, const struct node *node, const struct key *key,
-                          const char *path)
+/* Why none of the rows of this path applies to such a job, and when one would. */
+static int does_not_apply(const struct loading *loading, const Gacc__V1__JobSpec *job, const struct node *node,
+                          const struct key *key, const char *path)
 {
     struct condition needed = {BY_NOTHING, 0};
     for (size_t i = 0; i < key_count; i++) {
         const struct condition *failed = NULL;
-        if (strcmp(keys[i].path, key->path) != 0 || key_applies(&keys[i], loading->job, &failed)) continue;
+        if (strcmp(keys[i].path, key->path) != 0 || key_applies(&keys[i], job, &failed)) continue;
         if (needed.by == BY_NOTHING) needed.by = failed->by;
         if (needed.by == failed->by) needed.values |= failed->values;
     }
     const struct key *selector = key_of_selector(needed.by);
     return node_fail_key(node, path, loading->error, "does not apply with %s %s, only with %s", selector->path,
-                         choice_name(selector->choices, key_selector_value(loading->job, needed.by)),
+                         choice_name(selector->choices, key_selector_value(job, needed.by)),
                          condition_values(&needed).text);
 }
 
@@ -138,7 +156,7 @@ static int bind_key(struct loading *loading, const struct key *key)
         return take_value(loading, key, base, node, job_node(loading, key->path), key->path);
     }
     bool refused = node && !key_find(loading->job, key->path, NULL);
-    return refused ? does_not_apply(loading, node, key, key->path) : 0;
+    return refused ? does_not_apply(loading, loading->job, node, key, key->path) : 0;
 }
 
 /* In the order of the table, in which no selector depends on a later one. */
@@ -146,7 +164,7 @@ static int bind_selectors(struct loading *loading)
 {
     Gacc__V1__PrecisionSection *precision = loading->job->precision;
     for (size_t i = 0; i < key_count; i++) {
-        if (keys[i].selects == BY_NOTHING) continue;
+        if (keys[i].selects == BY_NOTHING || keys[i].section == IN_OPTIMIZER) continue;
         int status = bind_key(loading, &keys[i]);
         if (status) return status;
         bool is_fp16 = keys[i].selects == BY_COMPUTE && precision->compute == GACC__V1__COMPUTE__COMPUTE_FP16;
@@ -159,9 +177,10 @@ static int bind_selectors(struct loading *loading)
     return 0;
 }
 
-static int bind_group(struct loading *loading, const struct node *element, size_t index)
+static int bind_group(struct loading *loading, Gacc__V1__OptimizerSection *optimizer, const struct node *element,
+                      const char *list_path)
 {
-    Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
+    const size_t index = optimizer->n_groups;
     Gacc__V1__ParameterGroup *group = malloc(sizeof *group);
     if (!group) return no_memory(loading);
     gacc__v1__parameter_group__init(group);
@@ -173,7 +192,7 @@ static int bind_group(struct loading *loading, const struct node *element, size_
         if (key->section != IN_GROUP) continue;
         const char *leaf = strrchr(key->path, '.') + 1;
         char path[PATH_BYTES];
-        snprintf(path, sizeof path, "optimizer.groups.%zu.%s", index, leaf);
+        snprintf(path, sizeof path, "%.100s.%zu.%s", list_path, index, leaf);
         const struct node *node = tree_child(element, leaf, strlen(leaf));
         int status = take_value(loading, key, group, node, element, path);
         if (status) return status;
@@ -181,18 +200,63 @@ static int bind_group(struct loading *loading, const struct node *element, size_
     return 0;
 }
 
-static int bind_groups(struct loading *loading)
+static int bind_groups(struct loading *loading, Gacc__V1__OptimizerSection *optimizer, const char *path)
 {
-    const struct node *list = tree_find(loading->root, "optimizer.groups");
+    const struct node *list = tree_find(loading->root, path);
     if (!list || !list->children) return 0;
-    loading->job->optimizer->groups = calloc(JOB_GROUPS_LIMIT, sizeof(Gacc__V1__ParameterGroup *));
-    if (!loading->job->optimizer->groups) return no_memory(loading);
-    size_t index = 0;
+    optimizer->groups = calloc(JOB_GROUPS_LIMIT, sizeof(Gacc__V1__ParameterGroup *));
+    if (!optimizer->groups) return no_memory(loading);
     for (const struct node *element = list->children; element; element = element->next) {
-        int status = bind_group(loading, element, index++);
+        int status = bind_group(loading, optimizer, element, path);
         if (status) return status;
     }
     return 0;
+}
+
+/* `job` has this optimizer alone. */
+static int bind_optimizer_key(struct loading *loading, const Gacc__V1__JobSpec *job, size_t index,
+                              const struct key *key)
+{
+    const struct phrase path = optimizer_path(loading, index, key->path);
+    const struct node *node = tree_find(loading->root, path.text);
+    if (key_applies(key, job, NULL))
+        return take_value(loading, key, job->optimizer, node, job_node(loading, path.text), path.text);
+    bool refused = node && !key_find(job, key->path, NULL);
+    return refused ? does_not_apply(loading, job, node, key, path.text) : 0;
+}
+
+static int bind_optimizer(struct loading *loading, size_t index)
+{
+    const Gacc__V1__JobSpec job = optimizer_alone(loading->job, index);
+    int status = 0;
+    for (int selectors = 1; selectors >= 0; selectors--)
+        for (size_t i = 0; i < key_count && !status; i++) {
+            const struct key *key = &keys[i];
+            if (key->section != IN_OPTIMIZER || key->type == KEY_GROUPS || (key->selects != BY_NOTHING) != selectors)
+                continue;
+            status = bind_optimizer_key(loading, &job, index, key);
+        }
+    const struct phrase groups = optimizer_path(loading, index, "optimizer.groups");
+    return status ? status : bind_groups(loading, job.optimizer, groups.text);
+}
+
+/* The first is there already. */
+static int bind_optimizers(struct loading *loading)
+{
+    Gacc__V1__JobSpec *job = loading->job;
+    const struct node *list = tree_find(loading->root, "optimizer");
+    int status = bind_optimizer(loading, 0);
+    if (status || !list || list->kind != NODE_LIST || !list->children->next) return status;
+    job->further_optimizers = calloc(JOB_OPTIMIZERS_LIMIT, sizeof(Gacc__V1__OptimizerSection *));
+    if (!job->further_optimizers) return no_memory(loading);
+    for (const struct node *element = list->children->next; element && !status; element = element->next) {
+        Gacc__V1__OptimizerSection *optimizer = malloc(sizeof *optimizer);
+        if (!optimizer) return no_memory(loading);
+        gacc__v1__optimizer_section__init(optimizer);
+        job->further_optimizers[job->n_further_optimizers++] = optimizer;
+        status = bind_optimizer(loading, job->n_further_optimizers);
+    }
+    return status;
 }
 
 /* A message with all its sections, empty. */
@@ -226,8 +290,8 @@ int job_bind(struct loading *loading)
     if (!status) status = new_job(loading);
     if (!status) status = bind_selectors(loading);
     for (size_t i = 0; i < key_count && !status; i++) {
-        if (keys[i].selects != BY_NOTHING || keys[i].section == IN_GROUP) continue;
+        if (keys[i].selects != BY_NOTHING || keys[i].section == IN_OPTIMIZER || keys[i].section == IN_GROUP) continue;
         status = bind_key(loading, &keys[i]);
     }
-    return status ? status : bind_groups(loading);
+    return status ? status : bind_optimizers(loading);
 }

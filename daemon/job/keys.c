@@ -266,7 +266,14 @@ const struct key keys[] = {
      .unit = "skips in a row", WHEN(IF_FP16),
      .help = "At a scale that can fall no further: the job then ends with 76."},
 
-    {"optimizer", KEY_SECTION, NOWHERE, .help = "How a gradient becomes an update."},
+    {"optimizer", KEY_SECTION, NOWHERE,
+     .help = "How a gradient becomes an update. Or a list of such sections, each with name and match (`optimizer.1.lr`): several "
+             "optimizers, of which a tensor has the first whose pattern matches. All step or all skip, at one loss scale, with one "
+             "norm to clip; the schedule moves the lr of the first, and those of the others keep their ratio to it."},
+    {"optimizer.name", KEY_TEXT, OF_OPTIMIZER(name), .fallback = "", .computed = "in a list: needed",
+     .help = "Of one in a list."},
+    {"optimizer.match", KEY_TEXT, OF_OPTIMIZER(match), .fallback = "", .computed = "in a list: needed",
+     .help = "A glob over tensor names: those that one in a list has."},
     {"optimizer.type", KEY_CHOICE, OF_OPTIMIZER(type), .fallback = "adamw", .choices = optimizers,
      .selects = BY_OPTIMIZER,
      .help = "adamw: decoupled weight decay. sgd: weight decay is added to the gradient."},
@@ -283,7 +290,7 @@ const struct key keys[] = {
      .help = "For tensors of two or more dimensions; others do not decay unless a group says so."},
     {"optimizer.clip_norm", KEY_NUMBER, OF_OPTIMIZER(clip_norm), .live = LIVE_NEXT_WINDOW,
      .fallback = "null", .above = true, .nullable = true,
-     .help = "Bound on the norm of the whole unscaled gradient; null: none."},
+     .help = "Bound on the norm of the whole unscaled gradient, of all optimizers: in a list, the first has it. null: none."},
     {"optimizer.groups", KEY_GROUPS, OF_OPTIMIZER(n_groups), .fallback = "",
      .help = "Tensors with numbers of their own; the first match wins."},
     {"optimizer.groups.*.match", KEY_TEXT, GROUP(match), .help = "A glob over tensor names, such as *.ln_?.weight."},

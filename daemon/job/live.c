@@ -5,6 +5,7 @@
 
 #include "daemon/job/keys.h"
 #include "daemon/job/scalar.h"
+#include "proto/optimizers.h"
 
 #define NAME "the job" /* that stands for the file in messages */
 #define VALUE_MAX 256  /* bytes: no live key has a longer one */
@@ -192,6 +193,17 @@ static bool total_follows(const Gacc__V1__JobSpec *job, const struct job_setting
            job->schedule->total == job->job->steps && find(settings, "job.steps") && !find(settings, "schedule.total");
 }
 
+/* Of a list of optimizers the first is meant: the others keep their ratio to it. */
+static struct phrase file_path(const Gacc__V1__JobSpec *job, const char *path)
+{
+    static const char section[] = "optimizer.";
+    struct phrase phrase;
+    const bool is_first = optimizers_are_list(job) && strncmp(path, section, strlen(section)) == 0;
+    snprintf(phrase.text, sizeof phrase.text, is_first ? "optimizer.0.%s" : "%s",
+             is_first ? path + strlen(section) : path);
+    return phrase;
+}
+
 static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
                  uint32_t ranks, struct error *error)
 {
@@ -200,7 +212,8 @@ static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
     bool whole = true;
     for (size_t i = 0; i < settings->count; i++) {
         if (!strcmp(settings->each[i].path, LIVE_SCALE)) continue;
-        whole &= (sets[count++] = set_text(settings->each[i].path, settings->each[i].value)) != NULL;
+        whole &=
+            (sets[count++] = set_text(file_path(job, settings->each[i].path).text, settings->each[i].value)) != NULL;
     }
     if (total_follows(job, settings))
         whole &= (sets[count++] = set_text("schedule.total", find(settings, "job.steps")->value)) != NULL;
@@ -213,12 +226,23 @@ static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
 /* As the ranks have it, who know nothing of settings. */
 static void keep_ratios(const Gacc__V1__JobSpec *was, Gacc__V1__JobSpec *now)
 {
-    for (size_t i = 0; i < now->optimizer->n_groups && was->optimizer->lr > 0; i++) {
-        const Gacc__V1__ParameterGroup *before = was->optimizer->groups[i];
-        Gacc__V1__ParameterGroup *group = now->optimizer->groups[i];
-        group->lr_ratio = before->lr_ratio > 0 ? before->lr_ratio : before->lr / was->optimizer->lr;
-        group->lr_written = group->lr_ratio * now->optimizer->lr_written;
-        group->lr = group->lr_ratio * now->optimizer->lr;
+    const double first = was->optimizer->lr;
+    const Gacc__V1__OptimizerSection *to = now->optimizer;
+    for (size_t o = 0; o < optimizer_count(now) && first > 0; o++) {
+        const Gacc__V1__OptimizerSection *before = optimizer_at(was, o);
+        Gacc__V1__OptimizerSection *optimizer = optimizer_at(now, o);
+        if (o > 0) {
+            optimizer->lr_ratio = before->lr_ratio > 0 ? before->lr_ratio : before->lr / first;
+            optimizer->lr_written = optimizer->lr_ratio * to->lr_written;
+            optimizer->lr = optimizer->lr_ratio * to->lr;
+        }
+        for (size_t i = 0; i < optimizer->n_groups; i++) {
+            const Gacc__V1__ParameterGroup *earlier = before->groups[i];
+            Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+            group->lr_ratio = earlier->lr_ratio > 0 ? earlier->lr_ratio : earlier->lr / first;
+            group->lr_written = group->lr_ratio * to->lr_written;
+            group->lr = group->lr_ratio * to->lr;
+        }
     }
 }
 

@@ -27,7 +27,8 @@ int job_settings_put(struct job_settings *settings, const char *path, const char
 int job_settings_copy(struct job_settings *to, const struct job_settings *from, struct error *error);
 void job_settings_free(struct job_settings *settings);
 
-/* *out is the job with the settings; groups keep the ratio of their lr to the optimizer's, and schedule.total stays
+/* *out is the job with the settings; groups and further optimizers keep the ratio of their lr to
+ * the first optimizer's, whose keys are optimizer.lr and so on in a list, too, and schedule.total stays
  * job.steps where it was that, unless it is set itself. *changes says what was set (also to the value it had), and what
  * followed. *scale: what LIVE_SCALE was set to; 0: it was not. `ranks`: that run the job.
  * 78: no job file could have this, 69: a running job does not take it; both name the key. */

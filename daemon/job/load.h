@@ -9,6 +9,7 @@
 #define JOB_BYTES_LIMIT (1024 * 1024)
 #define JOB_SETS_LIMIT 1024
 #define JOB_GROUPS_LIMIT 256
+#define JOB_OPTIMIZERS_LIMIT 16
 
 struct loading {
     const char *file;
@@ -33,6 +34,8 @@ int job_finish(struct loading *loading);
 /* All fields as the section's profile has them. */
 void job_loss_scale_defaults(Gacc__V1__LossScaleSection *section);
 
+/* What the file calls a key of its index-th optimizer: optimizer.lr, or in a list optimizer.0.lr. */
+struct phrase optimizer_path(const struct loading *loading, size_t index, const char *path);
 /* The node of the key, or of the innermost section around it that is there. */
 const struct node *job_node(const struct loading *loading, const char *path);
 __attribute__((format(printf, 2, 3))) void job_notice(const struct loading *loading, const char *format, ...);

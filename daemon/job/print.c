@@ -8,6 +8,7 @@
 #include "daemon/job/keys.h"
 #include "daemon/job/scalar.h"
 #include "daemon/job/values.h"
+#include "proto/optimizers.h"
 
 static unsigned depth_of(const char *path)
 {
@@ -63,17 +64,36 @@ static void print_key(const struct key *key, const Gacc__V1__JobSpec *job, Gacc_
     fputc('\n', to);
 }
 
-static void print_groups(const Gacc__V1__JobSpec *job, FILE *to)
+/* The optimizer's, indented by so much. */
+static void print_groups(const Gacc__V1__JobSpec *job, int indent, FILE *to)
 {
-    if (job->optimizer->n_groups > 0) fputs("  groups:\n", to);
+    if (job->optimizer->n_groups > 0) fprintf(to, "%*sgroups:\n", indent, "");
     for (size_t i = 0; i < job->optimizer->n_groups; i++) {
-        const char *indent = "    - ";
+        const char *dash = "- ";
         for (size_t k = 0; k < key_count; k++) {
             if (keys[k].section != IN_GROUP || !has_value(&keys[k], job, job->optimizer->groups[i])) continue;
-            fputs(indent, to);
+            fprintf(to, "%*s%s", indent + 2, "", dash);
             print_key(&keys[k], job, job->optimizer->groups[i], to);
-            indent = "      ";
+            dash = "  ";
         }
+    }
+}
+
+static void print_optimizers(const Gacc__V1__JobSpec *job, FILE *to)
+{
+    const bool is_list = optimizers_are_list(job);
+    fputs("\noptimizer:\n", to);
+    for (size_t i = 0; i < optimizer_count(job); i++) {
+        const Gacc__V1__JobSpec one = optimizer_alone(job, i);
+        const char *indent = is_list ? "  - " : "  ";
+        for (size_t k = 0; k < key_count; k++) {
+            if (keys[k].section != IN_OPTIMIZER || keys[k].type == KEY_GROUPS || !has_value(&keys[k], &one, NULL))
+                continue;
+            fputs(indent, to);
+            print_key(&keys[k], &one, NULL, to);
+            indent = is_list ? "    " : "  ";
+        }
+        print_groups(&one, is_list ? 4 : 2, to);
     }
 }
 
@@ -82,11 +102,12 @@ static void print_body(const Gacc__V1__JobSpec *job, FILE *to)
     for (size_t i = 0; i < key_count; i++) {
         const struct key *key = &keys[i];
         int indent = (int)depth_of(key->path) * 2;
-        if (key->type == KEY_SECTION && section_has_values(key->path, job))
+        if (key->section == IN_OPTIMIZER || key->section == IN_GROUP) continue;
+        if (strcmp(key->path, "optimizer") == 0)
+            print_optimizers(job, to);
+        else if (key->type == KEY_SECTION && section_has_values(key->path, job))
             fprintf(to, "%s%*s%s:\n", indent ? "" : "\n", indent, "", leaf_of(key->path));
-        else if (key->type == KEY_GROUPS)
-            print_groups(job, to);
-        else if (key->section != IN_NONE && key->section != IN_GROUP && has_value(key, job, NULL)) {
+        else if (key->section != IN_NONE && has_value(key, job, NULL)) {
             fprintf(to, "%s%*s", indent ? "" : "\n", indent, "");
             print_key(key, job, NULL, to);
         }

@@ -12,6 +12,7 @@
 #include "daemon/job/paths.h"
 #include "daemon/job/scalar.h"
 #include "proto/endpoint.h"
+#include "proto/optimizers.h"
 
 #define NAME_MOST 200 /* bytes of job.name: it becomes a file's name */
 
@@ -170,49 +171,93 @@ static int data_for_model(struct loading *loading)
     return 0;
 }
 
+/* In a list each has a name of its own and a pattern, and there is one bound for the norm of all. */
+static int optimizers(struct loading *loading)
+{
+    const Gacc__V1__JobSpec *job = loading->job;
+    const struct node *node = tree_find(loading->root, "optimizer");
+    const bool is_list = node && node->kind == NODE_LIST;
+    static const char *const own[] = {"optimizer.name", "optimizer.match"};
+    for (size_t i = 0; i < optimizer_count(job); i++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, i);
+        for (size_t k = 0; k < 2; k++) {
+            const struct phrase path = optimizer_path(loading, i, own[k]);
+            const bool has = *(k ? optimizer->match : optimizer->name) != '\0';
+            if (!is_list && has) return fail(loading, path.text, "is for a list of optimizers; there is one");
+            if (is_list && !has) return fail(loading, path.text, "is missing: every optimizer of a list has one");
+        }
+        for (size_t other = 0; other < i; other++)
+            if (strcmp(optimizer_at(job, other)->name, optimizer->name) == 0)
+                return fail(loading, optimizer_path(loading, i, own[0]).text, "%.200s is another's name already",
+                            optimizer->name);
+        if (i > 0 && optimizer->clip_norm > 0)
+            return fail(loading, optimizer_path(loading, i, "optimizer.clip_norm").text,
+                        "the norm is one over all optimizers: optimizer.0.clip_norm bounds it");
+    }
+    return 0;
+}
+
+static int zero_rate(struct loading *loading, const char *whose, double lr)
+{
+    return fail(loading, optimizer_path(loading, 0, "optimizer.lr").text,
+                "is 0 while %s has %s: %ss follow the schedule by their ratio to it", whose, decimal_of(lr).text,
+                strrchr(whose, ' ') + 1);
+}
+
 static int learning_rates(struct loading *loading)
 {
-    Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
     const Gacc__V1__BatchSection *batch = loading->job->batch;
     bool linear = batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_LINEAR;
     double factor = linear ? (double)batch->global / (double)batch->base_sequences : 1.0;
-    optimizer->lr = optimizer->lr_written * factor;
-    if (!isfinite(optimizer->lr))
-        return fail(loading, "optimizer.lr", "%s times %s is too large", decimal_of(optimizer->lr_written).text,
-                    decimal_of(factor).text);
-    for (size_t i = 0; i < optimizer->n_groups; i++) {
-        Gacc__V1__ParameterGroup *group = optimizer->groups[i];
-        group->lr = group->lr_written * factor;
-        if (optimizer->lr == 0 && group->lr != 0)
-            return fail(loading, "optimizer.lr",
-                        "is 0 while a group has %s: groups follow the schedule by their ratio to it",
-                        decimal_of(group->lr).text);
+    const Gacc__V1__OptimizerSection *first = loading->job->optimizer;
+    for (size_t o = 0; o < optimizer_count(loading->job); o++) {
+        Gacc__V1__OptimizerSection *optimizer = optimizer_at(loading->job, o);
+        optimizer->lr = optimizer->lr_written * factor;
+        if (!isfinite(optimizer->lr))
+            return fail(loading, optimizer_path(loading, o, "optimizer.lr").text, "%s times %s is too large",
+                        decimal_of(optimizer->lr_written).text, decimal_of(factor).text);
+        if (first->lr == 0 && optimizer->lr != 0) return zero_rate(loading, "another optimizer", optimizer->lr);
+        for (size_t i = 0; i < optimizer->n_groups; i++) {
+            Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+            group->lr = group->lr_written * factor;
+            if (first->lr == 0 && group->lr != 0) return zero_rate(loading, "a group", group->lr);
+        }
     }
     return 0;
 }
 
 /* But for fp64, parameters are updated in fp32, whose numbers these become. */
-static int numbers_of_the_update(struct loading *loading)
+static int numbers_of_one(struct loading *loading, size_t index)
 {
-    const Gacc__V1__OptimizerSection *optimizer = loading->job->optimizer;
-    if (loading->job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP64) return 0;
+    const Gacc__V1__OptimizerSection *optimizer = optimizer_at(loading->job, index);
     static const char too_large[] = "%s is more than fp32 holds, in which parameters are updated";
     if (!isfinite((float)optimizer->lr))
-        return fail(loading, "optimizer.lr", too_large, decimal_of(optimizer->lr).text);
+        return fail(loading, optimizer_path(loading, index, "optimizer.lr").text, too_large,
+                    decimal_of(optimizer->lr).text);
     if (!isfinite((float)optimizer->weight_decay))
-        return fail(loading, "optimizer.weight_decay", too_large, decimal_of(optimizer->weight_decay).text);
+        return fail(loading, optimizer_path(loading, index, "optimizer.weight_decay").text, too_large,
+                    decimal_of(optimizer->weight_decay).text);
     if (optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW && (float)optimizer->eps < FLT_MIN)
-        return fail(loading, "optimizer.eps", "%s is less than fp32 holds, in which parameters are updated",
-                    decimal_of(optimizer->eps).text);
+        return fail(loading, optimizer_path(loading, index, "optimizer.eps").text,
+                    "%s is less than fp32 holds, in which parameters are updated", decimal_of(optimizer->eps).text);
     for (size_t i = 0; i < optimizer->n_groups; i++) {
         const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
         const bool lr_fits = isfinite((float)group->lr);
         if (lr_fits && isfinite((float)group->weight_decay)) continue;
         char path[64];
         snprintf(path, sizeof path, "optimizer.groups.%zu.%s", i, lr_fits ? "weight_decay" : "lr");
-        return fail(loading, path, too_large, decimal_of(lr_fits ? group->weight_decay : group->lr).text);
+        return fail(loading, optimizer_path(loading, index, path).text, too_large,
+                    decimal_of(lr_fits ? group->weight_decay : group->lr).text);
     }
     return 0;
+}
+
+static int numbers_of_the_update(struct loading *loading)
+{
+    int status = 0;
+    if (loading->job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP64) return 0;
+    for (size_t i = 0; i < optimizer_count(loading->job) && !status; i++) status = numbers_of_one(loading, i);
+    return status;
 }
 
 /* Of its decimal notation: 1 of 0.003, 2 of 0.012. Rounding errors of a division are not among them. */
@@ -238,11 +283,12 @@ static bool looks_multiplied(double lr, double factor, double bound)
  * models are: 0.02 or 0.5 says nothing, whatever the number of micro-batches, but 0.0192 with 32 of them is 32 times
  * 6e-4.
  */
-static int doubtful_rate(struct loading *loading)
+static void doubt_rate(struct loading *loading, size_t index)
 {
-    const double lr = loading->job->optimizer->lr;
+    const Gacc__V1__OptimizerSection *optimizer = optimizer_at(loading->job, index);
+    const double lr = optimizer->lr;
     const Gacc__V1__BatchSection *batch = loading->job->batch;
-    const bool is_adamw = loading->job->optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    const bool is_adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
     const double bound = is_adamw ? 0.01 : 1.0;
     const uint32_t ranks = loading->overrides && loading->overrides->ranks ? loading->overrides->ranks : 1;
     const uint32_t micro_batches = (batch->global - 1) / batch->micro + 1;
@@ -253,11 +299,17 @@ static int doubtful_rate(struct loading *loading)
     for (size_t i = 0; i < 2 && batch->lr_scaling == GACC__V1__LR_SCALING__LR_SCALING_NONE; i++) {
         if (!looks_multiplied(lr, counts[i].factor, bound)) continue;
         job_notice(loading,
-                   "optimizer.lr %s looks like %.6g multiplied by the number of micro-batches%s (%" PRIu32
+                   "%s %s looks like %.6g multiplied by the number of micro-batches%s (%" PRIu32
                    "): the gradient is a mean over the global batch, so lr does not depend on K",
-                   decimal_of(lr).text, lr / counts[i].factor, counts[i].of, counts[i].factor);
+                   optimizer_path(loading, index, "optimizer.lr").text, decimal_of(lr).text, lr / counts[i].factor,
+                   counts[i].of, counts[i].factor);
         break;
     }
+}
+
+static int doubtful_rate(struct loading *loading)
+{
+    for (size_t i = 0; i < optimizer_count(loading->job); i++) doubt_rate(loading, i);
     return 0;
 }
 
@@ -378,9 +430,9 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,  one_length,     model_numbers,         data_for_model, global_batch, ramp,
-        enough_for_ranks, learning_rates, numbers_of_the_update, loss_scale,     schedule,     evaluation,
-        operators_tls,    files,          private_key,           doubtful_rate,
+        name_and_output,  one_length,    model_numbers,  data_for_model,        global_batch,  ramp,
+        enough_for_ranks, optimizers,    learning_rates, numbers_of_the_update, loss_scale,    schedule,
+        evaluation,       operators_tls, files,          private_key,           doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -3,7 +3,9 @@
 
 #include "daemon/job/job.h"
 #include "daemon/job/keys.h"
+#include "daemon/job/load.h"
 #include "daemon/job/values.h"
+#include "proto/optimizers.h"
 
 static bool has_sections(const Gacc__V1__JobSpec *job)
 {
@@ -34,8 +36,12 @@ static bool has_values(const Gacc__V1__JobSpec *job, Gacc__V1__ParameterGroup *g
 
 bool job_is_whole(const Gacc__V1__JobSpec *job)
 {
-    if (!has_sections(job) || !has_choices(job) || !has_values(job, NULL)) return false;
-    for (size_t i = 0; i < job->optimizer->n_groups; i++)
-        if (!has_values(job, job->optimizer->groups[i])) return false;
-    return job->batch->global > 0 && isfinite(job->optimizer->lr);
+    if (!has_sections(job)) return false;
+    for (size_t i = 0; i < optimizer_count(job); i++) {
+        const Gacc__V1__JobSpec one = optimizer_alone(job, i);
+        if (!has_choices(&one) || !has_values(&one, NULL) || !isfinite(one.optimizer->lr)) return false;
+        for (size_t g = 0; g < one.optimizer->n_groups; g++)
+            if (!has_values(&one, one.optimizer->groups[g])) return false;
+    }
+    return job->batch->global > 0 && job->n_further_optimizers < JOB_OPTIMIZERS_LIMIT;
 }

@@ -110,6 +110,7 @@ static void groups(struct json_writer *json, const struct header_record *header)
     for (size_t i = 0; i < header->group_count; i++) {
         const Gacc__V1__TensorGroup *group = header->groups[i];
         json_write_object(json, NULL);
+        if (*group->optimizer) json_write_string(json, "optimizer", group->optimizer);
         json_write_string(json, "match", *group->match ? group->match : NULL);
         json_write_unsigned(json, "tensors", group->tensors);
         json_write_unsigned(json, "parameters", group->parameters);

@@ -1,24 +1,37 @@
-/* Groups: what a step makes of each tensor, by the numbers of its own group; what is frozen does not move at all. */
+/* Optimizers and groups: what the job's first step makes of each tensor, by the numbers that are its own; what is
+ * frozen does not move at all. */
 #include <fnmatch.h>
 #include <math.h>
 
 #include "daemon/verify/checks_internal.h"
-#include "worker/layout.h"
+#include "proto/optimizers.h"
 #include "worker/model.h"
 
 /* The numbers of one tensor, as the job file's manual has them. */
 struct numbers {
-    double ratio, decay;
-    bool frozen;
+    double ratio, decay, eps;
+    bool adamw, frozen;
 };
 
-static struct numbers numbers_of(const Gacc__V1__OptimizerSection *optimizer, const struct tensor *tensor)
+static double ratio_of(const Gacc__V1__JobSpec *job, double lr, double set)
 {
-    struct numbers numbers = {.ratio = 1, .decay = tensor->dimensions < 2 ? 0 : optimizer->weight_decay};
+    if (set > 0) return set;
+    return job->optimizer->lr > 0 ? lr / job->optimizer->lr : 0;
+}
+
+static struct numbers numbers_of(const Gacc__V1__JobSpec *job, const struct tensor *tensor)
+{
+    size_t index = 0;
+    while (optimizers_are_list(job) && fnmatch(optimizer_at(job, index)->match, tensor->name, 0) != 0) index++;
+    const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, index);
+    struct numbers numbers = {.ratio = index ? ratio_of(job, optimizer->lr, optimizer->lr_ratio) : 1,
+                              .decay = tensor->dimensions < 2 ? 0 : optimizer->weight_decay,
+                              .eps = optimizer->eps,
+                              .adamw = optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW};
     for (size_t i = 0; i < optimizer->n_groups; i++) {
         const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
         if (fnmatch(group->match, tensor->name, 0) != 0) continue;
-        numbers.ratio = layout_lr_ratio(optimizer, group);
+        numbers.ratio = ratio_of(job, group->lr, group->lr_ratio);
         numbers.frozen = group->frozen;
         if (group->weight_decay >= 0) numbers.decay = group->weight_decay;
         break;
@@ -26,13 +39,21 @@ static struct numbers numbers_of(const Gacc__V1__OptimizerSection *optimizer, co
     return numbers;
 }
 
-/* The largest distance from w − lr·(g + λ·w), by which w may be off, of one tensor; frozen: from w. */
+/* By how much a first step moves w: moments are corrected for their beginning, momentum has none before it. */
+static double first_step(struct numbers numbers, double rate, double w, double g)
+{
+    const double lr = rate * numbers.ratio;
+    if (numbers.frozen) return 0;
+    if (numbers.adamw) return lr * numbers.decay * w + lr * g / (fabs(g) + numbers.eps);
+    return lr * (g + numbers.decay * w);
+}
+
+/* The largest distance of a tensor from that, by its size or the step's; of what does not move, any. */
 static double furthest(const struct trial *trial, const struct tensor *tensor, struct numbers numbers, double rate)
 {
     double worst = 0;
     for (uint64_t i = tensor->begin; i < tensor->begin + tensor->size; i++) {
-        const double w = trial->before[i], lr = rate * numbers.ratio;
-        const double step = numbers.frozen ? 0 : lr * (trial->gradient[i] + numbers.decay * w);
+        const double w = trial->before[i], step = first_step(numbers, rate, w, trial->gradient[i]);
         const double off = fabs(trial->after[i] - (w - step)), size = fmax(fabs(w), fabs(step));
         const bool is_exact = numbers.frozen || size == 0;
         if (off > 0) worst = fmax(worst, is_exact ? (double)INFINITY : off / size);
@@ -42,8 +63,6 @@ static double furthest(const struct trial *trial, const struct tensor *tensor, s
 
 int check_groups(struct suite *suite, struct check *check, struct error *error)
 {
-    const Gacc__V1__OptimizerSection *optimizer = suite->job->optimizer;
-    if (optimizer->n_groups == 0) return check_skip(check, "the job has no groups");
     struct variant variant = variant_split(suite, FP64, suite_ranks(suite));
     struct model *model;
     variant.keeps_groups = 1;
@@ -55,11 +74,11 @@ int check_groups(struct suite *suite, struct check *check, struct error *error)
     const char *where = "";
     for (size_t i = 0; i < model->table.count; i++) {
         const struct tensor *tensor = &model->table.tensors[i];
-        const double off = furthest(trial, tensor, numbers_of(optimizer, tensor), variant.rate);
+        const double off = furthest(trial, tensor, numbers_of(suite->job, tensor), variant.rate);
         if (off > worst) worst = off, where = tensor->name;
     }
     check_judge(check, worst, FP64_ERROR);
-    check_say(check, "%s%sfrom w − lr·(g + λ·w) of each group; frozen tensors keep every bit", where,
+    check_say(check, "%s%sfrom the step by lr, decay and optimizer of its own; frozen tensors keep every bit", where,
               *where ? ": " : "");
     model_close(model);
     return 0;

@@ -2,6 +2,7 @@
 #include "daemon/verify/checks.h"
 #include "daemon/verify/checks_internal.h"
 #include "daemon/verify/definition.h"
+#include "proto/optimizers.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -28,10 +29,14 @@ int check_sgd_step(struct suite *suite, struct check *check, struct error *error
 }
 
 /* The largest decay of any tensor: by how much of itself a parameter may shrink beside the step. */
-static double largest_decay(const Gacc__V1__OptimizerSection *optimizer)
+static double largest_decay(const Gacc__V1__JobSpec *job)
 {
-    double most = optimizer->weight_decay;
-    for (size_t i = 0; i < optimizer->n_groups; i++) most = fmax(most, optimizer->groups[i]->weight_decay);
+    double most = 0;
+    for (size_t o = 0; o < optimizer_count(job); o++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        most = fmax(most, optimizer->weight_decay);
+        for (size_t i = 0; i < optimizer->n_groups; i++) most = fmax(most, optimizer->groups[i]->weight_decay);
+    }
     return most;
 }
 
@@ -47,7 +52,7 @@ static int first_adamw_step(const struct suite *suite, const struct trial *trial
     if (!expected) return error_set(error, STATUS_INTERNAL, "out of memory for a step");
     for (uint64_t i = 0; i < trial->parameters; i++)
         expected[i] = trial->before[i] - ADAMW_RATE * trial->gradient[i] / (fabs(trial->gradient[i]) + eps);
-    tolerance.relative += ADAMW_RATE * largest_decay(optimizer);
+    tolerance.relative += ADAMW_RATE * largest_decay(suite->job);
     *outside = measure_closeness(trial->after, expected, trial->parameters, &tolerance).outside;
     free(expected);
     return 0;

@@ -10,6 +10,7 @@
 #include "daemon/verify/measure.h"
 #include "daemon/verify/together.h"
 #include "proto/message.h"
+#include "proto/optimizers.h"
 #include "worker/data/data.h"
 #include "worker/layout.h"
 #include "worker/model.h"
@@ -24,33 +25,56 @@
 
 /* --- the variant's job --------------------------------------------------------------------------------------- */
 
-/* The same numbers for all that is trained, or the job's beside the variant's lr. What is frozen stays so. */
-static void set_groups(Gacc__V1__OptimizerSection *optimizer, const struct variant *variant)
+/* Plain SGD, or AdamW with the job's numbers; the same for all optimizers and groups. What is frozen stays so. */
+static void set_rule(Gacc__V1__OptimizerSection *optimizer, const Gacc__V1__OptimizerSection *first,
+                     const struct variant *variant)
 {
-    for (size_t i = 0; i < optimizer->n_groups; i++) {
-        Gacc__V1__ParameterGroup *group = optimizer->groups[i];
-        const double ratio = variant->keeps_groups ? layout_lr_ratio(optimizer, group) : 1;
-        group->lr = group->lr_written = variant->rate * ratio;
-        group->lr_ratio = ratio;
-        if (!variant->adamw && !variant->keeps_groups) group->weight_decay = 0;
-    }
-}
-
-static void set_optimizer(Gacc__V1__OptimizerSection *optimizer, const struct variant *variant)
-{
-    set_groups(optimizer, variant);
     optimizer->lr = optimizer->lr_written = variant->rate;
-    optimizer->clip_norm = variant->clip;
+    optimizer->lr_ratio = 1;
     if (!variant->adamw) {
         optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD;
         optimizer->momentum = 0;
-        if (!variant->keeps_groups) optimizer->weight_decay = 0;
-    } else if (optimizer->type != GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW) {
+        optimizer->weight_decay = 0;
+    } else {
+        const bool has = first->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
         optimizer->type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
-        optimizer->beta1 = 0.9;
-        optimizer->beta2 = 0.999;
-        optimizer->eps = 1e-8;
+        optimizer->beta1 = has ? first->beta1 : 0.9;
+        optimizer->beta2 = has ? first->beta2 : 0.999;
+        optimizer->eps = has ? first->eps : 1e-8;
     }
+    for (size_t i = 0; i < optimizer->n_groups; i++) {
+        Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+        group->lr = group->lr_written = variant->rate;
+        group->lr_ratio = 1;
+        if (!variant->adamw) group->weight_decay = 0;
+    }
+}
+
+/* The job's own numbers at the variant's lr: the ratios to it are worked out before it changes. */
+static void set_rate(Gacc__V1__JobSpec *job, double rate)
+{
+    Gacc__V1__OptimizerSection first = *job->optimizer;
+    Gacc__V1__JobSpec was = *job;
+    was.optimizer = &first;
+    for (size_t o = 0; o < optimizer_count(job); o++) {
+        Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        for (size_t i = 0; i < optimizer->n_groups; i++) {
+            Gacc__V1__ParameterGroup *group = optimizer->groups[i];
+            group->lr_ratio = layout_lr_ratio(&was, group->lr, group->lr_ratio);
+            group->lr = group->lr_written = rate * group->lr_ratio;
+        }
+        optimizer->lr_ratio = o == 0 ? 1 : layout_lr_ratio(&was, optimizer->lr, optimizer->lr_ratio);
+        optimizer->lr = optimizer->lr_written = rate * optimizer->lr_ratio;
+    }
+}
+
+static void set_optimizers(Gacc__V1__JobSpec *job, const struct variant *variant)
+{
+    const Gacc__V1__OptimizerSection first = *job->optimizer;
+    job->optimizer->clip_norm = variant->clip;
+    if (variant->keeps_groups) set_rate(job, variant->rate);
+    for (size_t i = 0; i < optimizer_count(job) && !variant->keeps_groups; i++)
+        set_rule(optimizer_at(job, i), &first, variant);
 }
 
 /* The job's own rules, but for the scale to begin with; torch's where the job has none. */
@@ -177,7 +201,7 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     if (variant->dropout >= 0 && job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
         job->model->dropout = variant->dropout;
     if (variant->keeps_activations) job->recompute = GACC__V1__RECOMPUTE__RECOMPUTE_NONE;
-    set_optimizer(job->optimizer, variant);
+    set_optimizers(job, variant);
     set_data(job->data, variant, &suite->probe);
     int result = set_precision(job->precision, variant, error);
     return !result && variant->shift != 0 ? set_shifted(suite, job->model, variant, error) : result;

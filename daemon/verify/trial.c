@@ -60,18 +60,18 @@ static uint64_t frozen_of(const struct session_view *view)
 
 static struct span watched_span(const struct session_view *view, enum watched what)
 {
-    uint64_t shard = view->owned * dtype_size(view->wide_type);
+    const size_t size = dtype_size(view->wide_type);
     switch (what) {
     case WATCHED_PARAMETERS:
         return (struct span){view->parameters, view->map->parameters * dtype_size(view->compute_type)};
     case WATCHED_FROZEN:
         return (struct span){view->frozen, frozen_of(view) * dtype_size(view->compute_type)};
     case WATCHED_MASTER:
-        return (struct span){view->master, view->kept * dtype_size(view->wide_type)};
+        return (struct span){view->master, view->kept * size};
     case WATCHED_M:
-        return (struct span){view->m, view->m ? shard : 0};
+        return (struct span){view->m, view->m_count * size};
     case WATCHED_V:
-        return (struct span){view->v, view->v ? shard : 0};
+        return (struct span){view->v, view->v_count * size};
     case WATCHED:
         break;
     }

@@ -1,4 +1,5 @@
 /* A job that goes on from a checkpoint: what it may change, must not change, and changes only where --set says so. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -174,6 +175,58 @@ static void the_optimizer_stays_as_it_was_unless_set_names_it(void **unused)
     assert_true(kept("optimizer.groups=[]", "optimizer.groups=[]", groups) == 0);
 }
 
+#define LIST(lr, momentum)                     \
+    "optimizer=[{name: a, match: h.*, lr: " lr \
+    ", clip_norm: 1}, {name: b, match: \"*\", type: sgd, lr: 0.1, momentum: " momentum "}]"
+
+static double further_momentum(const Gacc__V1__JobSpec *job)
+{
+    return job->further_optimizers[0]->momentum;
+}
+
+static double further_lr(const Gacc__V1__JobSpec *job)
+{
+    return job->further_optimizers[0]->lr;
+}
+
+/* Both jobs have a list. */
+static double kept_of_list(const char *then, const char *now_set, const char *named,
+                           double (*value)(const Gacc__V1__JobSpec *))
+{
+    struct job_changes changes;
+    struct error error;
+    Gacc__V1__JobSpec *was = parse(&then, 1), *now = parse(&now_set, 1);
+    const struct job_overrides overrides = {.sets = &named, .set_count = named ? 1 : 0};
+    assert_int_equal(job_compare(&changes, was, now, &overrides, &error), 0);
+    double found = (double)NAN;
+    if (!job_changes_check(&changes, &error)) {
+        assert_int_equal(job_changes_keep(&changes, was, now, &error), 0);
+        found = value(now);
+    }
+    job_changes_free(&changes);
+    gacc__v1__job_spec__free_unpacked(was, NULL);
+    gacc__v1__job_spec__free_unpacked(now, NULL);
+    return found;
+}
+
+static void every_optimizer_of_a_list_stays_as_it_was_unless_set_names_it(void **unused)
+{
+    (void)unused;
+    const char *then = LIST("1e-3", "0.9"), *other = LIST("2e-3", "0.8");
+    assert_true(kept_of_list(then, other, NULL, lr) == 1e-3);
+    assert_true(kept_of_list(then, other, NULL, further_momentum) == 0.9);
+    assert_true(kept_of_list(then, other, "optimizer.1.momentum=0.8", further_momentum) == 0.8);
+    assert_true(kept_of_list(then, other, "optimizer.0.lr=2e-3", lr) == 2e-3);
+    assert_true(kept_of_list(then, other, "optimizer.0.eps=1e-8", lr) == 1e-3);
+    assert_true(kept_of_list(then, then, NULL, further_lr) == 0.1);
+    static const char *const others[] = {
+        "optimizer=[{name: a, match: h.*, lr: 1e-3}, {name: b, match: \"*\", lr: 0.1}]",
+        "optimizer=[{name: a, match: w*, lr: 1e-3}, {name: b, match: \"*\", type: sgd, lr: 0.1}]",
+        "optimizer=[{name: a, match: \"*\", lr: 1e-3}]", "optimizer.eps=1e-8"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_true(isnan(kept_of_list(then, others[i], others[i], lr))); /* refused, whatever is named */
+}
+
 static void the_same_job_differs_in_nothing(void **unused)
 {
     (void)unused;
@@ -190,6 +243,7 @@ int main(void)
         cmocka_unit_test(what_must_not_differ_is_refused_by_name),
         cmocka_unit_test(what_may_differ_is_listed),
         cmocka_unit_test(the_optimizer_stays_as_it_was_unless_set_names_it),
+        cmocka_unit_test(every_optimizer_of_a_list_stays_as_it_was_unless_set_names_it),
         cmocka_unit_test(the_same_job_differs_in_nothing),
     };
     return cmocka_run_group_tests(tests, open_all, scratch_close);

@@ -170,6 +170,31 @@ static void groups_keep_their_ratio_to_the_last_bit(void **unused)
     gacc__v1__job_spec__free_unpacked(job, NULL);
 }
 
+/* optimizer.lr is the first one's of a list; what a list has more of is not live. */
+static void further_optimizers_keep_their_ratio(void **unused)
+{
+    (void)unused;
+    static const char list[] =
+        "optimizer=[{name: a, match: wte.*, lr: 1e-3, clip_norm: 1}, {name: b, match: \"*\", type: sgd, "
+        "lr: 4e-3, groups: [{match: \"*.bias\", lr: 2e-3}]}]";
+    char told[1024];
+    float scale;
+    struct error error;
+    Gacc__V1__JobSpec *job = parse(list),
+                      *now = set(job, "optimizer.lr=5e-4 optimizer.clip_norm=2", told, &scale, &error);
+    assert_non_null(now);
+    assert_string_equal(told, "optimizer.lr 0.001 0.0005\noptimizer.clip_norm 1 2\n");
+    assert_true(now->optimizer->lr == 5e-4 && now->optimizer->clip_norm == 2);
+    assert_true(now->further_optimizers[0]->lr == 4 * 5e-4 && now->further_optimizers[0]->groups[0]->lr == 2 * 5e-4);
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+    job = set(now, "optimizer.lr=1e-3", told, &scale, &error);
+    assert_non_null(job);
+    assert_true(job->further_optimizers[0]->lr == 4e-3 && job->further_optimizers[0]->lr_ratio == 4);
+    assert_null(set(job, "optimizer.1.lr=1", told, &scale, &error));
+    gacc__v1__job_spec__free_unpacked(now, NULL);
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+}
+
 static void the_present_scale_is_no_key_of_the_job(void **unused)
 {
     (void)unused;
@@ -216,6 +241,7 @@ int main(void)
         cmocka_unit_test(what_is_set_is_told),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(groups_keep_their_ratio_to_the_last_bit),
+        cmocka_unit_test(further_optimizers_keep_their_ratio),
         cmocka_unit_test(the_present_scale_is_no_key_of_the_job),
         cmocka_unit_test(every_path_that_is_live_is_taken),
     };

@@ -238,6 +238,50 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
     REFUSED_EDITS(gpt, edits);
 }
 
+static void several_optimizers_are_a_list_with_names_and_patterns(void **state)
+{
+    (void)state;
+    static const char two[] =
+        "  - {name: body, match: h.*, type: adamw, lr: 3e-4, clip_norm: 1, groups: [{match: a, lr: 3e-5}]}\n"
+        "  - {name: rest, match: \"*\", type: sgd, lr: 0.1, momentum: 0.9}";
+    Gacc__V1__JobSpec *job = accepted(with(gpt, "  lr: 3e-4", two));
+    assert_int_equal(job->n_further_optimizers, 1);
+    assert_string_equal(job->optimizer->name, "body");
+    assert_true(job->optimizer->clip_norm == 1 && job->optimizer->groups[0]->lr == 3e-5);
+    assert_true(job->optimizer->beta1 == 0.9);
+    const Gacc__V1__OptimizerSection *rest = job->further_optimizers[0];
+    assert_string_equal(rest->match, "*");
+    assert_true(rest->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD && rest->lr == 0.1 && rest->momentum == 0.9);
+    assert_true(rest->beta1 == 0 && rest->clip_norm == 0);
+    release(job);
+    static const struct edit edits[] = {
+        {"  lr: 3e-4", "  []", "dir/job.yaml:16:3: optimizer: is an empty list"},
+        {"  lr: 3e-4", "  - 3", "dir/job.yaml:16:5: optimizer.0: must be a mapping of keys, not a single value"},
+        {"  lr: 3e-4", "  - {lr: 3e-4}",
+         "dir/job.yaml:16:5: optimizer.0.name: is missing: every optimizer of a list has one"},
+        {"  lr: 3e-4", "  - {lr: 3e-4, name: a}",
+         "dir/job.yaml:16:5: optimizer.0.match: is missing: every optimizer of a list has one"},
+        {"  lr: 3e-4", "  lr: 1\n  name: a",
+         "dir/job.yaml:17:9: optimizer.name: is for a list of optimizers; there is one"},
+        {"  lr: 3e-4", "  - {lr: 1, name: a, match: x}\n  - {lr: 1, name: a, match: y}",
+         "dir/job.yaml:17:19: optimizer.1.name: a is another's name already"},
+        {"  lr: 3e-4", "  - {lr: 1, name: a, match: x}\n  - {name: b, match: y}",
+         "dir/job.yaml:17:5: optimizer.1.lr: is missing"},
+        {"  lr: 3e-4", "  - {lr: 1, name: a, match: x}\n  - {lr: 1, name: b, match: y, clip_norm: 1}",
+         "dir/job.yaml:17:43: optimizer.1.clip_norm: the norm is one over all optimizers: optimizer.0.clip_norm bounds "
+         "it"},
+        {"  lr: 3e-4", "  - {lr: 1, name: a, match: x}\n  - {lr: 1, name: b, match: y, momentum: 0}",
+         "dir/job.yaml:17:32: optimizer.1.momentum: does not apply with optimizer.type adamw, only with sgd"},
+        {"  lr: 3e-4", "  - {lr: 0, name: a, match: x}\n  - {lr: 1, name: b, match: y}",
+         "dir/job.yaml:16:10: optimizer.0.lr: is 0 while another optimizer has 1: optimizers follow the schedule by "
+         "their ratio "
+         "to it"},
+        {"  lr: 3e-4", "  - {lr: 1, name: a, match: x}\n  - {lrr: 1, name: b, match: y}",
+         "dir/job.yaml:17:6: optimizer.1.lrr: unknown key; did you mean lr?"},
+    };
+    REFUSED_EDITS(gpt, edits);
+}
+
 static void what_this_version_lacks_is_called_by_its_name(void **state)
 {
     (void)state;
@@ -245,8 +289,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
         {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
         {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
-        {"  lr: 3e-4", "- {lr: 3e-4}",
-         "dir/job.yaml:16:1: optimizer: several optimizers are not offered by this version"},
     };
     REFUSED_EDITS(gpt, edits);
 }
@@ -309,7 +351,8 @@ static void yaml_that_a_job_does_not_need_is_refused(void **state)
         {"lr: 3e-4", "lr: 1\n---\njob: {}", "dir/job.yaml:17:1: a second document; a job is one"},
         {"lr: 3e-4", "? [lr]\n  : 1", "dir/job.yaml:16:5: optimizer: a key must be a word, not a list or a mapping"},
         {"lr: 3e-4", "<<: {lr: 1}",
-         "dir/job.yaml:16:3: optimizer.<<: unknown key; there are type, lr, betas, eps, momentum, weight_decay, "
+         "dir/job.yaml:16:3: optimizer.<<: unknown key; there are name, match, type, lr, betas, eps, momentum, "
+         "weight_decay, "
          "clip_norm, groups"},
         {"  lr: 3e-4", "\tlr: 3e-4", "dir/job.yaml:16:1: a tab; YAML indents with spaces"},
         {"lr: 3e-4", "lr: [3e-4",
@@ -956,6 +999,7 @@ int main(void)
         cmocka_unit_test(numbers_that_are_texts_are_refused),
         cmocka_unit_test(booleans_and_texts_are_what_they_look_like),
         cmocka_unit_test(a_slip_of_the_pen_is_named_and_mended),
+        cmocka_unit_test(several_optimizers_are_a_list_with_names_and_patterns),
         cmocka_unit_test(what_this_version_lacks_is_called_by_its_name),
         cmocka_unit_test(a_key_that_does_not_apply_is_refused_with_the_reason),
         cmocka_unit_test(yaml_that_a_job_does_not_need_is_refused),

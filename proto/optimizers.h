@@ -1,0 +1,35 @@
+/* A job's optimizers, in order: the first, whose lr the schedule moves, and those behind it, if there are several. */
+#ifndef GACC_OPTIMIZERS_H
+#define GACC_OPTIMIZERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "proto/gacc/v1/job.pb-c.h"
+
+static inline size_t optimizer_count(const Gacc__V1__JobSpec *job)
+{
+    return 1 + job->n_further_optimizers;
+}
+
+static inline Gacc__V1__OptimizerSection *optimizer_at(const Gacc__V1__JobSpec *job, size_t index)
+{
+    return index == 0 ? job->optimizer : job->further_optimizers[index - 1];
+}
+
+/* Whether the job has them as a list, in which each has a name and a pattern. */
+static inline bool optimizers_are_list(const Gacc__V1__JobSpec *job)
+{
+    return *job->optimizer->match != '\0';
+}
+
+/* The job as one whose only optimizer that is: shallow, to be read only. */
+static inline Gacc__V1__JobSpec optimizer_alone(const Gacc__V1__JobSpec *job, size_t index)
+{
+    Gacc__V1__JobSpec view = *job;
+    view.optimizer = optimizer_at(job, index);
+    view.n_further_optimizers = 0;
+    return view;
+}
+
+#endif
