@@ -1,5 +1,6 @@
 """Memory depends on b, what a rank holds at a time, and not on B: more micro-batches take more time and nothing else (L2)."""
 import os
+import re
 import signal
 
 import harness
