@@ -19,10 +19,7 @@
 #define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
 #define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
 #define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
-/* A connection that is idle keeps its place, where others want one, for so long: one that has said nothing yet, and any
- * other. */
-#define SILENT_MILLISECONDS 250
-#define IDLE_MILLISECONDS 500
+#define IDLE_MILLISECONDS 250           /* for which a connection that is idle keeps its place where others want one */
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
 #define KEEP_ALIVE_MILLISECONDS 60000 /* between two requests of HTTP/1.1 */
@@ -42,7 +39,7 @@ struct connection {
     size_t first_length;
     enum trust trust;
     uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
-    bool has_spoken, is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
+    bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
@@ -289,7 +286,6 @@ static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
         close_connection(connection);
         return;
     }
-    connection->has_spoken = true;
     connection->heard = uv_now(connection->owner->loop);
     struct error error;
     if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
@@ -318,11 +314,16 @@ static bool is_idle(const struct connection *connection)
     return connection->is_stranger || !connection->rpc || rpc_calls(connection->rpc) == 0;
 }
 
-/* uv_now from when on it makes room for another. */
-static uint64_t displaceable(const struct connection *connection)
+static uint64_t idle_since(const struct connection *connection)
 {
-    const uint64_t since = connection->is_stranger ? connection->opened : connection->heard;
-    return since + (connection->has_spoken ? IDLE_MILLISECONDS : SILENT_MILLISECONDS);
+    return connection->is_stranger ? connection->opened : connection->heard;
+}
+
+/* Whether a makes room before b: strangers before those who have shown their secret, and who has been idle longer. */
+static bool goes_first(const struct connection *a, const struct connection *b)
+{
+    if (a->is_stranger != b->is_stranger) return a->is_stranger;
+    return idle_since(a) <= idle_since(b);
 }
 
 /* A client that is beginning a call just now learns that it has to begin it again elsewhere. */
@@ -353,9 +354,9 @@ static bool must_wait(struct listener *listener)
     if (connections->count < connections->maximum) return false;
     struct connection *first = NULL;
     for (struct connection *each = connections->all; each; each = each->next)
-        if (is_idle(each) && (!first || displaceable(each) <= displaceable(first))) first = each;
+        if (is_idle(each) && (!first || goes_first(each, first))) first = each;
     if (!first) return false;
-    const uint64_t now = uv_now(connections->loop), at = displaceable(first);
+    const uint64_t now = uv_now(connections->loop), at = idle_since(first) + IDLE_MILLISECONDS;
     if (now < at)
         wait_for_room(listener, at - now);
     else

@@ -22,11 +22,11 @@ from worker import open_channel
 MEMORY = 96 << 20  # bytes; deploy/docs/control.md promises less than 256 MiB
 ANSWER = harness.PROMPT + 1  # seconds, on connections that have to wait for the places of idle ones, too
 LINEAR = {"type": "linear", "inputs": 3, "init": {"values": {"weight": [0.3, -0.2, 0.1], "bias": [0.05]}}}
-ROWS = [(1, *((-1) ** i * (0.3 + 0.01 * i) if k == i % 3 else 0 for k in range(3)), 0.7 - 0.02 * i) for i in range(64)]
+ROWS = [(1, *((-1) ** i * (0.3 + 0.001 * i) if k == i % 3 else 0 for k in range(3)), 0.7 - 0.002 * i) for i in range(1024)]
 
 
 def linear(steps, **sections):
-    job = toys.job_of(LINEAR, steps=steps, batch=32, micro=1, **sections)
+    job = toys.job_of(LINEAR, steps=steps, batch=512, micro=1, **sections)
     job["optimizer"] = {"type": "sgd", "lr": 2**-6, "momentum": 0.5}
     job["data"].update(train="data.csv", order="shuffled")
     return job
