@@ -222,9 +222,11 @@ def zero_windows(target, how):
 def answers_that_nobody_reads(target, how):
     """The server stops reading, and keeps little: calls and pings without end on a connection whose peer does not read."""
     path = "/gacc.v1.Control/GetStatus" if target.trust in OPERATORS else None
-    peer = how.hold(Peer(target, reads=False))
-    for stream in range(1, 20000, 2):
-        if not peer.send(target.begin(path, stream) + frame(DATA, END_STREAM, stream, http2.message()) + frame(PING, payload=bytes(8)), 0.3):
+    peer = how.hold(Peer(target, hello=False, reads=False))
+    peer.send(http2.PREFACE + http2.settings((http2.INITIAL_WINDOW_SIZE, http2.WINDOW_MAX)) + http2.window_update(0, http2.WINDOW_MAX - 65535))
+    for first in range(1, 500000, 100):  # more than any socket's buffers hold
+        calls = (target.begin(path, stream) + frame(DATA, END_STREAM, stream, http2.message()) for stream in range(first, first + 100, 2))
+        if not peer.send(b"".join(calls) + frame(PING, payload=bytes(8)), 0.3):
             return True
     return False
 

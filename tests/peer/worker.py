@@ -105,7 +105,7 @@ class Line:
         options = [("grpc.keepalive_time_ms", int(250 * timeout)), ("grpc.keepalive_timeout_ms", int(1000 * timeout)),
                    ("grpc.http2.max_pings_without_data", 0), ("grpc.enable_http_proxy", 0)]
         self.answers, self.outgoing, self.states = queue.Queue(), queue.SimpleQueue(), states
-        self.awaits_farewell = self.over = False
+        self.greeted = self.awaits_farewell = self.over = False
         for address in invitation.addresses.split(","):
             self.channel = open_channel(address, invitation.certificate, options)
             try:
@@ -136,13 +136,14 @@ class Line:
         told, at = None, 0
         while not self.over:
             state, now = self.states(), time.monotonic()
-            if state and (state != told or now - at >= interval):
+            if self.greeted and (state != told or now - at >= interval):  # nothing comes before the hello
                 self.say(state=messages.StateChange(step=state[0], state=state[1], micro_batch=state[2]))
                 told, at = state, now
             time.sleep(0.05)
 
     def say(self, **body):
         self.outgoing.put(messages.WorkerMessage(**body))
+        self.greeted |= "hello" in body
 
     def wait(self, comm):
         """The answer. MPI moves bytes only while it is called, and another rank may still need some of the last collective."""
@@ -194,7 +195,7 @@ class Rank:
     def main(self):
         """The exit status: 0 at every end in order, as the launcher is to return that of rank 0."""
         if not self.invitation.finished:
-            self.line = Line(self.invitation, lambda: self.state if self.model else None)
+            self.line = Line(self.invitation, lambda: self.state)
             try:
                 self.train()
                 self.finish(messages.Finished())
