@@ -148,6 +148,17 @@ class Supervisor(faults.Faults):
                 shutil.rmtree(os.path.join(self.directory, "whole"))
                 self.clear_up()
 
+    def test_a_job_that_goes_on_may_take_longer_than_the_limit(self):
+        """It takes the last one's result away when it begins, and has none of its own while it runs."""
+        self.job()
+        self.write("launch", "#!/bin/sh\nmkdir -p run\n"
+                   "result() { echo '{\"exit\": '$1', \"reason\": \"none\"}' > run/new; mv run/new run/result.json; exit $1; }\n"
+                   "[ -e again ] || { touch again; result 75; }\nrm run/result.json\nsleep 4\nresult 0\n")
+        os.chmod(os.path.join(self.directory, "launch"), 0o755)
+        done = self.supervise("--mpirun", "./launch", "--launcher-limit", "1").wait()
+        self.assertEqual(done.status, 0, done.err)
+        self.assertNotIn("it is killed", done.err)
+
     def test_it_goes_on_with_the_slots_that_are_left(self):
         """The batch stays; the end is that of a job that goes on from the same checkpoint on as many ranks of its own accord."""
         self.job(keep=0)
