@@ -5,6 +5,7 @@ import stat
 import subprocess
 import time
 
+import grpc
 import harness
 import http_client
 from guarded import TCP, Guarded, bearer
