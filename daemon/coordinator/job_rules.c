@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "daemon/job/job.h"
+#include "proto/optimizers.h"
 
 /* The job's enumerations in the words of core. */
 static const enum schedule_type schedules[] = {
@@ -35,10 +36,11 @@ static struct norm_limit norm_limit(const Gacc__V1__JobSpec *job)
 {
     if (job->precision->compute == GACC__V1__COMPUTE__COMPUTE_FP64)
         return (struct norm_limit){(double)INFINITY, "the sum of their squares overflows fp64"};
-    if (job->optimizer->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD)
-        return (struct norm_limit){(double)FLT_MAX, "its norm does not fit fp32"};
-    return (struct norm_limit){sqrt((double)FLT_MAX),
-                               "the square of its norm does not fit AdamW's second moment in fp32"};
+    for (size_t i = 0; i < optimizer_count(job); i++)
+        if (optimizer_at(job, i)->type == GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW)
+            return (struct norm_limit){sqrt((double)FLT_MAX),
+                                       "the square of its norm does not fit AdamW's second moment in fp32"};
+    return (struct norm_limit){(double)FLT_MAX, "its norm does not fit fp32"};
 }
 
 int job_rules_from_job(struct job_rules *rules, const Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)

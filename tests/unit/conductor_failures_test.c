@@ -4,9 +4,11 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
+#include "daemon/coordinator/job_rules.h"
 #include "tests/unit/conductor_world.h"
 
 /* Case 39-3, the decision. */
@@ -437,12 +439,34 @@ static void a_rank_that_gives_up_between_reports_says_why_for_all(void **unused)
     conductor_close(w.conductor);
 }
 
+/* Squares of fp32 numbers are AdamW's second moments. */
+static void the_largest_norm_is_that_of_the_most_delicate_optimizer(void **unused)
+{
+    (void)unused;
+    struct world w;
+    struct job_rules rules;
+    Gacc__V1__OptimizerSection adamw = GACC__V1__OPTIMIZER_SECTION__INIT, *further[] = {&adamw};
+    make(&w, 1, GACC__V1__COMPUTE__COMPUTE_FP32);
+    w.optimizer.type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_SGD;
+    assert_int_equal(job_rules_from_job(&rules, &w.job, 1, NULL), 0);
+    assert_true(rules.norm.most == (double)FLT_MAX);
+    adamw.type = GACC__V1__OPTIMIZER_TYPE__OPTIMIZER_ADAMW;
+    w.job.further_optimizers = further;
+    w.job.n_further_optimizers = 1;
+    assert_int_equal(job_rules_from_job(&rules, &w.job, 1, NULL), 0);
+    assert_true(rules.norm.most == sqrt((double)FLT_MAX));
+    w.precision.compute = GACC__V1__COMPUTE__COMPUTE_FP64;
+    assert_int_equal(job_rules_from_job(&rules, &w.job, 1, NULL), 0);
+    assert_true(isinf(rules.norm.most));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_local_error_fails_the_step_on_all_ranks),
         cmocka_unit_test(a_rank_with_other_parameters_is_named_before_anything_is_made_of_the_step),
         cmocka_unit_test(an_interruption_that_leaves_no_time_ends_the_job_at_once),
+        cmocka_unit_test(the_largest_norm_is_that_of_the_most_delicate_optimizer),
         cmocka_unit_test(what_rank_0_said_itself_no_other_rank_repeats),
         cmocka_unit_test(of_several_failing_ranks_the_lowest_is_told),
         cmocka_unit_test(a_failure_before_the_first_step_ends_the_job_without_a_record),
