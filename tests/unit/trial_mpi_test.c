@@ -31,7 +31,8 @@ static const struct scenario of_seven = {.csv = "g0,g1\n1,7\n2,7\n3,7\n4,7\n5,7\
 static void launched_ranks_have_what_threads_have(void **state)
 {
     (void)state;
-    struct trial_spec spec = {.ranks = launcher->ranks, .steps = 3, .faults.overflow_at = {2, 1}};
+    struct trial_spec spec = {
+        .ranks = launcher->ranks, .steps = 3, .faults.overflow_at = {.step = 2, .micro_batch = 1}};
     struct trial threads = try_job(&of_seven, spec);
     spec.launcher = launcher;
     launcher->counts = (struct comm_counts){.control = 77};

@@ -252,7 +252,8 @@ static void an_overflow_anywhere_is_skipped_by_all_and_nothing_changes(void **st
     for (size_t i = 0; i < sizeof computes / sizeof *computes; i++)
         for (uint32_t micro_batch = 0; micro_batch < 6; micro_batch++) {
             scenario.compute = computes[i];
-            struct trial_spec spec = {.ranks = 3, .steps = 3, .faults.overflow_at = {2, micro_batch}};
+            struct trial_spec spec = {
+                .ranks = 3, .steps = 3, .faults.overflow_at = {.step = 2, .micro_batch = micro_batch}};
             struct trial trial = try_job(&scenario, spec);
             bool scaled = computes[i] == FP16;
             assert_int_equal(trial.steps[0].verdict, VERDICT_IS_APPLY);
@@ -383,7 +384,8 @@ static void a_skip_that_applies_changes_parameters(void **state)
 {
     (void)state;
     struct scenario scenario = {.csv = half_overflows, .size = 2, .global = 2, .compute = FP16, .scale = 8};
-    struct trial_spec spec = {.ranks = 2, .faults = {.plant = PLANT_SKIP_APPLIES, .overflow_at = {1, 0}}};
+    struct trial_spec spec = {.ranks = 2,
+                              .faults = {.plant = PLANT_SKIP_APPLIES, .overflow_at = {.step = 1, .micro_batch = 0}}};
     struct trial trial = try_job(&scenario, spec);
     assert_int_equal(trial.steps[0].verdict, VERDICT_IS_SKIP);
     assert_true(trial.steps[0].bytes_changed > 0);
@@ -396,7 +398,8 @@ static void a_rank_that_skips_alone_leaves_the_others_their_update(void **state)
 {
     (void)state;
     struct scenario scenario = {.csv = half_overflows, .size = 2, .global = 2, .compute = FP16, .scale = 8};
-    struct trial_spec spec = {.ranks = 2, .faults = {.plant = PLANT_SKIPS_ALONE, .overflow_at = {1, 0}}};
+    struct trial_spec spec = {.ranks = 2,
+                              .faults = {.plant = PLANT_SKIPS_ALONE, .overflow_at = {.step = 1, .micro_batch = 0}}};
     struct trial trial = try_job(&scenario, spec);
     assert_int_equal(trial.steps[0].verdict, VERDICT_IS_SKIP);
     assert_true(trial.steps[0].bytes_changed > 0);
@@ -411,7 +414,7 @@ static void a_skip_that_moves_t_weakens_the_correction(void **state)
     (void)state;
     struct scenario scenario = of_seven;
     scenario.adamw = true;
-    struct trial_spec spec = {.ranks = 2, .steps = 2, .faults.overflow_at = {1, 3}};
+    struct trial_spec spec = {.ranks = 2, .steps = 2, .faults.overflow_at = {.step = 1, .micro_batch = 3}};
     struct trial trial = try_job(&scenario, spec);
     assert_near(trial.after[0], -1, 1e-6);
     trial_free(&trial);
