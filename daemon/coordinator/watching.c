@@ -2,16 +2,15 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/coordinator/inside.h"
 
-#define PAGE_BYTES (64u << 10)      /* read at once; more for a longer line */
-#define ROUND_NANOSECONDS 20000000u /* from one's beginning to the next: what comes meanwhile goes out in one write */
-#define SLICE_NANOSECONDS 50000u    /* for which those who are not served wait */
-#define TIMES_AS_LONG 4             /* as the service takes, a round lasts: the rest is the ranks' */
-#define PAGES_AT_ONCE 8             /* turned for one watcher */
+#define PAGE_BYTES (64u << 10)   /* read at once; more for a longer line */
+#define PAGES_AT_ONCE 8          /* turned for one watcher */
+#define ROUND_MILLISECONDS 20    /* from one's beginning to the next: what comes meanwhile goes out in one write */
+#define SLICE_NANOSECONDS 50000u /* for which those who are not served wait */
+#define PAUSE_MILLISECONDS 1     /* between two slices: short bursts keep their place in a busy machine's queue */
 
 struct watcher {
     struct rpc_call *call;
@@ -133,52 +132,42 @@ static void serve(struct coordinator *coordinator, struct watcher *watcher)
 
 /* ---- rounds ---- */
 
-static void begin_round(uv_timer_t *timer);
+static void go_on(uv_timer_t *timer);
 
 static void want_round(struct watching *watching, bool soon)
 {
     watching->again = true;
     watching->soon |= soon;
-    if (uv_is_active((uv_handle_t *)&watching->round)) return;
-    uint64_t lasts = TIMES_AS_LONG * watching->spent;
-    if (!watching->soon && lasts < ROUND_NANOSECONDS) lasts = ROUND_NANOSECONDS;
-    const uint64_t now = uv_hrtime(), due = watching->began + lasts;
-    uv_timer_start(&watching->next_round, begin_round, due > now ? (due - now) / 1000000 + 1 : 0, 0);
+    if (watching->is_under_way) return;
+    const uint64_t now = uv_now(watching->next.loop);
+    const uint64_t due = watching->began + (watching->soon ? PAUSE_MILLISECONDS : ROUND_MILLISECONDS);
+    uv_timer_start(&watching->next, go_on, due > now ? due - now : 0, 0);
 }
 
-/* On a machine that others use, too, time that this process does not get is nobody's. */
-static uint64_t own_nanoseconds(void)
+static void begin_round(struct watching *watching)
 {
-    struct timespec spent;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-    return (uint64_t)spent.tv_sec * 1000000000 + (uint64_t)spent.tv_nsec;
+    watching->is_under_way = true;
+    watching->again = watching->soon = false;
+    watching->turn = watching->all;
+    watching->began = uv_now(watching->next.loop);
 }
 
-static void go_on(uv_idle_t *idle)
+static void go_on(uv_timer_t *timer)
 {
-    struct coordinator *coordinator = idle->data;
+    struct coordinator *coordinator = timer->data;
     struct watching *watching = &coordinator->watching;
-    const uint64_t began = uv_hrtime(), spent = own_nanoseconds();
+    if (!watching->is_under_way) begin_round(watching);
+    const uint64_t began = uv_hrtime();
     while (watching->turn && uv_hrtime() - began < SLICE_NANOSECONDS) {
         struct watcher *watcher = watching->turn;
         watching->turn = watcher->next;
         serve(coordinator, watcher);
     }
-    watching->spent += own_nanoseconds() - spent;
-    if (watching->turn) return;
-    uv_idle_stop(idle);
-    if (watching->again) want_round(watching, watching->soon);
-}
-
-static void begin_round(uv_timer_t *timer)
-{
-    struct coordinator *coordinator = timer->data;
-    struct watching *watching = &coordinator->watching;
-    watching->turn = watching->all;
-    watching->again = watching->soon = false;
-    watching->spent = 0;
-    watching->began = uv_hrtime();
-    uv_idle_start(&watching->round, go_on);
+    watching->is_under_way = watching->turn;
+    if (watching->is_under_way)
+        uv_timer_start(timer, go_on, PAUSE_MILLISECONDS, 0);
+    else if (watching->again)
+        want_round(watching, false);
 }
 
 void watchers_feed(struct coordinator *coordinator)
@@ -203,10 +192,9 @@ int watchers_open(struct coordinator *coordinator, struct error *error)
     struct watching *watching = &coordinator->watching;
     watching->page.text = malloc(WATCHED_LINE_MAX);
     if (!watching->page.text) return error_set(error, STATUS_INTERNAL, "out of memory");
-    int status = uv_timer_init(&coordinator->loop, &watching->next_round);
-    if (!status) status = uv_idle_init(&coordinator->loop, &watching->round);
+    const int status = uv_timer_init(&coordinator->loop, &watching->next);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));
-    watching->next_round.data = watching->round.data = coordinator;
+    watching->next.data = coordinator;
     return 0;
 }
 

@@ -14,7 +14,7 @@
 
 #include "daemon/coordinator/connections.h"
 
-#define ALLOCATIONS 20 /* there are at least so many, nghttp2's left aside */
+#define ALLOCATIONS 5 /* of a call there are at least so many, nghttp2's left aside */
 
 struct tally {
     int begun, gone;
