@@ -39,8 +39,8 @@ class Peer:
         try:
             if target.is_sealed and sealed:
                 self.sock = http2.seal(self.sock)
-        except OSError:
-            self.ended = True
+        except OSError:  # it had to make room for others; the socket is gone with its handshake
+            self.sock, self.ended = socket.socket(), True
         self.sock.setblocking(False)
         if hello:
             self.send(http2.PREFACE + http2.settings())
