@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "proto/gacc/v1/job.pb-c.h"
 
@@ -21,6 +22,12 @@ static inline Gacc__V1__OptimizerSection *optimizer_at(const Gacc__V1__JobSpec *
 static inline bool optimizers_are_list(const Gacc__V1__JobSpec *job)
 {
     return *job->optimizer->match != '\0';
+}
+
+/* Whether a group is frozen in the step that follows so many applied ones; its three numbers are those of the job. */
+static inline bool group_is_frozen(bool frozen, uint64_t until, uint64_t from, uint64_t optimizer_steps)
+{
+    return frozen || optimizer_steps < until || (from > 0 && optimizer_steps >= from);
 }
 
 /* The job as one whose only optimizer that is: shallow, to be read only. */

@@ -391,9 +391,12 @@ void checkpoint_wait(struct session *session)
     checkpoint->is_writing = false;
 }
 
-void checkpoint_close(struct checkpoint *checkpoint)
+void checkpoint_forget(struct session *session)
 {
+    struct checkpoint *checkpoint = session->checkpoint;
     if (!checkpoint) return;
+    checkpoint_wait(session);
+    session->checkpoint = NULL;
     for (int i = 0; i < COPIES; i++) free(checkpoint->copies[i]);
     free(checkpoint->ranges);
     free(checkpoint);

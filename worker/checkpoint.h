@@ -14,7 +14,7 @@
 #include "proto/gacc/v1/workers.pb-c.h"
 
 struct session;
-struct checkpoint; /* a writer with memory for the copies; made at the first Save */
+struct checkpoint; /* a writer with memory for the copies; made at the first Save, gone with checkpoint_forget */
 
 #define CHECKPOINT_MODEL "model.safetensors"
 
@@ -22,7 +22,8 @@ struct checkpoint; /* a writer with memory for the copies; made at the first Sav
 int checkpoint_begin(struct session *session, const Gacc__V1__Save *save, struct error *error);
 /* Until what was begun is written and told. */
 void checkpoint_wait(struct session *session);
-void checkpoint_close(struct checkpoint *checkpoint); /* after checkpoint_wait; NULL is allowed */
+/* The same, and the memory is given back; the next Save takes it anew. */
+void checkpoint_forget(struct session *session);
 
 /* restore.c: before the first step, the state becomes the checkpoint's, whatever number of ranks wrote it. */
 int checkpoint_restore(struct session *session, const Gacc__V1__Restore *restore, struct error *error);

@@ -1,6 +1,7 @@
 #include "worker/layout.h"
 
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +28,68 @@ struct place layout_place(const Gacc__V1__JobSpec *job, const struct tensor *ten
     return place;
 }
 
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, bool *frozen)
+/* NULL: it is in none. */
+static const Gacc__V1__ParameterGroup *group_of(const Gacc__V1__JobSpec *job, const struct tensor *tensor)
+{
+    const struct place place = layout_place(job, tensor);
+    if (place.optimizer == optimizer_count(job)) return NULL;
+    const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, place.optimizer);
+    return place.group < optimizer->n_groups ? optimizer->groups[place.group] : NULL;
+}
+
+void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps, bool *frozen)
 {
     for (size_t i = 0; i < table->count; i++) {
-        const struct place place = layout_place(job, &table->tensors[i]);
-        frozen[i] = false;
-        if (place.optimizer == optimizer_count(job)) continue;
-        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, place.optimizer);
-        frozen[i] = place.group < optimizer->n_groups && optimizer->groups[place.group]->frozen;
+        const Gacc__V1__ParameterGroup *group = group_of(job, &table->tensors[i]);
+        frozen[i] = group && group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
     }
+}
+
+/* The next number of applied steps above `steps` at which a group is frozen or trained; UINT64_MAX: none. */
+static uint64_t next_change(const Gacc__V1__JobSpec *job, uint64_t steps)
+{
+    uint64_t next = UINT64_MAX;
+    for (size_t o = 0; o < optimizer_count(job); o++)
+        for (size_t i = 0; i < optimizer_at(job, o)->n_groups; i++) {
+            const Gacc__V1__ParameterGroup *group = optimizer_at(job, o)->groups[i];
+            if (group->frozen_until > steps && group->frozen_until < next) next = group->frozen_until;
+            if (group->frozen_from > steps && group->frozen_from < next) next = group->frozen_from;
+        }
+    return next;
+}
+
+static uint64_t count_trained(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps)
+{
+    uint64_t trained = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        const Gacc__V1__ParameterGroup *group = group_of(job, &table->tensors[i]);
+        if (!group || !group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps))
+            trained += table->tensors[i].size;
+    }
+    return trained;
+}
+
+uint64_t layout_largest(const struct tensor_table *table, const Gacc__V1__JobSpec *job)
+{
+    uint64_t largest = 0, most = 0;
+    for (uint64_t steps = 0; steps != UINT64_MAX; steps = next_change(job, steps)) {
+        const uint64_t trained = count_trained(table, job, steps);
+        if (trained > most) most = trained, largest = steps;
+    }
+    return largest;
+}
+
+/* At no step is all of it frozen. */
+static int check_trained(const struct tensor_table *table, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    for (uint64_t steps = 0; steps != UINT64_MAX; steps = next_change(job, steps)) {
+        if (count_trained(table, job, steps) > 0) continue;
+        if (steps == 0)
+            return error_set(error, STATUS_JOB, "optimizer: every tensor is frozen: nothing is left to train");
+        return error_set(error, STATUS_JOB,
+                         "optimizer: every tensor is frozen after %" PRIu64 " steps: nothing is left to train", steps);
+    }
+    return 0;
 }
 
 double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set)
@@ -52,7 +106,7 @@ static uint32_t group_index(const struct layout *layout, const Gacc__V1__JobSpec
     size_t row = place.group;
     for (size_t i = 0; i < place.optimizer; i++) row += optimizer_at(job, i)->n_groups + 1;
     const struct group *pair = &layout->groups[2 * row];
-    bool apart = tensor->dimensions < 2 && !pair[0].frozen && pair[0].rule.weight_decay != pair[1].rule.weight_decay;
+    bool apart = tensor->dimensions < 2 && pair[0].rule.weight_decay != pair[1].rule.weight_decay;
     return (uint32_t)(2 * row + apart);
 }
 
@@ -69,30 +123,32 @@ static struct update rule_of(const Gacc__V1__OptimizerSection *optimizer)
 
 /* Matrices and vectors of a group; NULL: of none. */
 static void fill_pair(struct group *pair, const Gacc__V1__JobSpec *job, const Gacc__V1__OptimizerSection *optimizer,
-                      const Gacc__V1__ParameterGroup *group)
+                      const Gacc__V1__ParameterGroup *group, uint64_t steps)
 {
     const bool is_first = optimizer == job->optimizer;
     pair[0] = (struct group){.optimizer = optimizer->name, .rule = rule_of(optimizer), .lr_ratio = 1};
     if (!is_first) pair[0].lr_ratio = layout_lr_ratio(job, optimizer->lr, optimizer->lr_ratio);
     if (group) {
         pair[0].match = group->match;
-        pair[0].frozen = group->frozen;
+        pair[0].frozen = group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
+        pair[0].frozen_until = group->frozen_until;
+        pair[0].frozen_from = group->frozen_from;
         pair[0].lr_ratio = layout_lr_ratio(job, group->lr, group->lr_ratio);
     }
     const bool own = group && group->weight_decay >= 0;
     if (own) pair[0].rule.weight_decay = group->weight_decay;
     pair[1] = pair[0];
-    if (!own) pair[1].rule.weight_decay = 0;
+    if (!own && !(group && group->frozen)) pair[1].rule.weight_decay = 0;
 }
 
-static void fill_groups(struct layout *layout, const Gacc__V1__JobSpec *job)
+static void fill_groups(struct layout *layout, const Gacc__V1__JobSpec *job, uint64_t steps)
 {
     struct group *pair = layout->groups;
     for (size_t o = 0; o < optimizer_count(job); o++) {
         const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
         for (size_t i = 0; i < optimizer->n_groups; i++, pair += 2)
-            fill_pair(pair, job, optimizer, optimizer->groups[i]);
-        fill_pair(pair, job, optimizer, NULL);
+            fill_pair(pair, job, optimizer, optimizer->groups[i], steps);
+        fill_pair(pair, job, optimizer, NULL, steps);
         pair += 2;
     }
 }
@@ -164,12 +220,10 @@ static int check_rates(const Gacc__V1__JobSpec *job, struct error *error)
 /* --- segments ------------------------------------------------------------------------------------------------ */
 
 /* The group of every tensor, of which the model then knows whether it is frozen. */
-static int assign(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint32_t *groups,
-                  bool *frozen, struct error *error)
+static int assign(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint64_t steps,
+                  uint32_t *groups, bool *frozen, struct error *error)
 {
     const struct tensor_table *table = &model->table;
-    bool any = false;
-    layout_find_frozen(table, job, frozen);
     for (size_t i = 0; i < table->count; i++) {
         const struct tensor *tensor = &table->tensors[i];
         const struct place place = layout_place(job, tensor);
@@ -179,9 +233,10 @@ static int assign(struct layout *layout, struct model *model, const Gacc__V1__Jo
         struct group *group = &layout->groups[groups[i]];
         group->tensors++;
         group->parameters += tensor->size;
-        any |= !frozen[i];
     }
-    if (!any) return error_set(error, STATUS_JOB, "optimizer: every tensor is frozen: nothing is left to train");
+    int result = check_trained(table, job, error);
+    if (result) return result;
+    layout_find_frozen(table, job, steps, frozen);
     model_freeze(model, frozen);
     return 0;
 }
@@ -200,10 +255,11 @@ static void fill_segments(struct layout *layout, const struct tensor_table *tabl
     }
 }
 
-int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, struct error *error)
+int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint64_t steps,
+                struct error *error)
 {
     const struct tensor_table *table = &model->table;
-    *layout = (struct layout){.group_count = count_groups(job)};
+    *layout = (struct layout){.group_count = count_groups(job), .until = next_change(job, steps)};
     layout->segments = calloc(table->count, sizeof *layout->segments);
     layout->groups = calloc(layout->group_count, sizeof *layout->groups);
     uint32_t *groups = calloc(table->count, sizeof *groups);
@@ -213,8 +269,8 @@ int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobS
         result = error_set(error, STATUS_INTERNAL, "out of memory for the layout of %zu tensors", table->count);
     if (!result) result = check_rates(job, error);
     if (!result) result = check_patterns(table, job, error);
-    if (!result) fill_groups(layout, job);
-    if (!result) result = assign(layout, model, job, groups, frozen, error);
+    if (!result) fill_groups(layout, job, steps);
+    if (!result) result = assign(layout, model, job, steps, groups, frozen, error);
     if (!result) fill_segments(layout, table, groups);
     free(groups);
     free(frozen);

@@ -20,8 +20,9 @@ struct group {
     const char *match;     /* the job's; NULL: those of the optimizer's tensors that no pattern matches */
     struct update rule;    /* kind, betas, eps, momentum, weight_decay; the rest belongs to a step */
     bool frozen;
-    double lr_ratio;              /* lr = lr of the window × this: groups follow the schedule by their ratio */
-    uint64_t tensors, parameters; /* that are in it */
+    uint64_t frozen_until, frozen_from; /* as in the job */
+    double lr_ratio;                    /* lr = lr of the window × this: groups follow the schedule by their ratio */
+    uint64_t tensors, parameters;       /* that are in it */
 };
 
 struct segment {
@@ -36,6 +37,7 @@ struct layout {
     size_t count;
     struct group *groups;
     size_t group_count;
+    uint64_t until; /* applied steps before the first step that has another layout; UINT64_MAX: none */
 };
 
 /* The first optimizer whose pattern (a glob) matches the tensor's name has it, or the only one; of its groups the first
@@ -43,7 +45,10 @@ struct layout {
  * a tensor of fewer than two dimensions does not decay. Tensors of a frozen group become the model's frozen ones. A
  * pattern that matches no tensor: 78 naming it and the tensors nearest to it; 78 as well for a tensor that no optimizer
  * has, and when nothing is left to train. */
-int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, struct error *error);
+int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint64_t steps,
+                struct error *error);
+/* The number of applied steps before the step in which the most is trained: its layout takes the most memory. */
+uint64_t layout_largest(const struct tensor_table *table, const Gacc__V1__JobSpec *job);
 void layout_close(struct layout *layout);
 
 /* Where in a job a tensor is. */
@@ -55,8 +60,8 @@ struct place layout_place(const Gacc__V1__JobSpec *job, const struct tensor *ten
 /* What lr, of an optimizer or a group, is to the first optimizer's, which follows the schedule; `set`: the lr_ratio
  * that was set while the job ran. */
 double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set);
-/* Which rows of the table such a job freezes: frozen [table->count]. */
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, bool *frozen);
+/* Which rows of the table such a job freezes in the step that follows so many applied ones: frozen [table->count]. */
+void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps, bool *frozen);
 
 /* Where the moments of a run of parameters begin in the rank's moment buffers, which hold those alone that an optimizer
  * needs; NO_MOMENT where it needs none. */

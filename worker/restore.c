@@ -106,7 +106,8 @@ static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *rest
         then.optimizer = restore->optimizers[0];
         then.n_further_optimizers = restore->n_optimizers - 1;
         then.further_optimizers = restore->optimizers + 1;
-        layout_find_frozen(table, &then, frozen);
+        /* the last step before it had them frozen; if a skip came behind that, it may have their first moments, too */
+        layout_find_frozen(table, &then, restore->optimizer_steps ? restore->optimizer_steps - 1 : 0, frozen);
     }
     for (size_t i = 0; i < session->layout.count; i++) {
         struct segment *segment = &session->layout.segments[i];
@@ -132,7 +133,7 @@ static int check_found(const struct session *session, const struct moment *momen
 {
     const uint64_t needed = moment->count - begun;
     const bool begins = moment->found == 0 && session->optimizer.count.v == 0; /* sgd */
-    if (!moment->values || moment->found == needed || begins) return 0;
+    if (!moment->values || moment->found == needed || moment->found == moment->count || begins) return 0;
     return error_set(error, STATUS_DATA, "%s: holds %" PRIu64 " of this rank's %" PRIu64 " elements of the moment %s",
                      directory, moment->found, needed, moment->letter);
 }
@@ -187,6 +188,9 @@ int checkpoint_restore(struct session *session, const Gacc__V1__Restore *restore
 {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/%s", restore->directory, CHECKPOINT_MODEL);
-    int result = session_initialise(session, path, error);
+    int result = 0;
+    if (restore->optimizer_steps >= session->layout.until)
+        result = session_reopen_layout(session, restore->optimizer_steps, error);
+    if (!result) result = session_initialise(session, path, error);
     return result ? result : restore_moments(session, restore, error);
 }

@@ -187,25 +187,65 @@ uint64_t session_initial_block(const struct session *session)
     return parameters < INITIAL_BLOCK ? parameters : INITIAL_BLOCK;
 }
 
-int session_initialise(struct session *session, const char *file, struct error *error)
+int session_fill(struct session *session,
+                 int (*read)(void *context, uint64_t begin, uint64_t end, double *values, struct error *error),
+                 void *context, struct error *error)
 {
-    struct model_initial *initial = NULL;
     struct values values;
     const uint64_t parameters = session->model->table.parameters;
     const uint64_t block = session_initial_block(session);
     int result = open_values(session, &values, block, error);
-    if (!result)
-        result = model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads,
-                                    error);
     for (uint64_t begin = 0; begin < parameters && !result; begin += block) {
         uint64_t count = parameters - begin < block ? parameters - begin : block;
-        result = model_initial_read(initial, begin, begin + count, values.exact, error);
+        result = read(context, begin, begin + count, values.exact, error);
         if (!result) place(session, begin, &values, count);
     }
     if (!result) result = device_wait(session->kernels, error);
-    model_initial_close(initial);
     close_values(session, &values);
     return result;
+}
+
+static int read_initial(void *context, uint64_t begin, uint64_t end, double *values, struct error *error)
+{
+    return model_initial_read(context, begin, end, values, error);
+}
+
+int session_initialise(struct session *session, const char *file, struct error *error)
+{
+    struct model_initial *initial = NULL;
+    int result =
+        model_initial_open(&initial, session->model, session->job->job->seed, file, session->kernels->threads, error);
+    if (!result) result = session_fill(session, read_initial, initial, error);
+    model_initial_close(initial);
+    return result;
+}
+
+static void close_layout(struct session *session)
+{
+    if (session->comm != session->host) comm_close(session->comm);
+    session->comm = session->host;
+    session_release(session);
+    layout_close(&session->layout);
+    free(session->runs);
+    free(session->pieces);
+    free(session->checksums);
+    session->runs = NULL;
+    session->pieces = NULL;
+    session->checksums = NULL;
+}
+
+static int open_layout(struct session *session, uint64_t steps, struct error *error)
+{
+    int result = layout_open(&session->layout, session->model, session->job, steps, error);
+    if (!result) result = open_comm(session, error);
+    if (!result) result = open_shards(session, error);
+    return result ? result : session_reserve(session, error);
+}
+
+int session_reopen_layout(struct session *session, uint64_t steps, struct error *error)
+{
+    close_layout(session);
+    return open_layout(session, steps, error);
 }
 
 int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm *comm, struct control *control,
@@ -226,12 +266,9 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 
     int result = model_open(&session->model, job->model, session->compute_type, error);
     if (!result) session->model->recomputes = session_recomputes(job);
-    if (!result) result = layout_open(&session->layout, session->model, job, error);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
-    if (!result) result = open_comm(session, error);
-    if (!result) result = open_shards(session, error);
-    if (!result) result = session_reserve(session, error);
+    if (!result) result = open_layout(session, 0, error);
     if (!result) result = session_initialise(session, NULL, error);
     if (result) {
         session_close(session);
@@ -244,19 +281,13 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
 void session_close(struct session *session)
 {
     if (!session) return;
-    checkpoint_wait(session);
-    checkpoint_close(session->checkpoint);
-    if (session->comm != session->host) comm_close(session->comm);
-    session_release(session);
+    checkpoint_forget(session);
+    close_layout(session);
     micro_batch_close(session->batch);
-    layout_close(&session->layout);
     data_close(session->train);
     data_close(session->validation);
     kernels_close(session->kernels);
     model_close(session->model);
-    free(session->runs);
-    free(session->pieces);
-    free(session->checksums);
     free(session);
 }
 
@@ -285,7 +316,9 @@ static Gacc__V1__TensorGroup **list_groups(const struct layout *layout, size_t *
         next->parameters = group->parameters;
         next->lr_ratio = group->lr_ratio;
         next->weight_decay = group->rule.weight_decay;
-        next->frozen = group->frozen;
+        next->frozen = group->frozen && group->frozen_until == 0 && group->frozen_from == 0;
+        next->frozen_until = group->frozen_until;
+        next->frozen_from = group->frozen_from;
         list[(*count)++] = next++;
     }
     return list;
@@ -410,6 +443,7 @@ static int run_steps(struct session *session, const Gacc__V1__Plan *plan, Gacc__
         }
         struct step step = {.plan = plan, .next_plan = (*current)->plan, .window = (*current)->next};
         if (step.next_plan) result = window_check_plan(session, step.next_plan, error);
+        if (!result) result = session_follow_layout(session, step.window->optimizer_steps, error);
         if (!result) result = run_step(session, &step, error);
         plan = step.next_plan;
         free_decision(*former);

@@ -128,6 +128,13 @@ static inline void *element(const void *buffer, uint64_t index, enum dtype type)
 int session_enter(struct session *session, Gacc__V1__State state, struct error *error);
 /* What the rank goes over, of its shard and of the canonical index: anew, where segments have changed. */
 int session_list_parts(struct session *session, struct error *error);
+/* Parameters and own shard, block by block: `read` has the values of a range of the canonical index. */
+int session_fill(struct session *session,
+                 int (*read)(void *context, uint64_t begin, uint64_t end, double *values, struct error *error),
+                 void *context, struct error *error);
+/* As when it was opened, for the step that follows so many applied ones: which tensors are trained, what is kept and
+ * where. What was kept is gone. */
+int session_reopen_layout(struct session *session, uint64_t steps, struct error *error);
 /* Parameters and own shard, from a safetensors file or, where that is NULL, as the job begins. */
 int session_initialise(struct session *session, const char *file, struct error *error);
 /* Elements of it at a time, for which there is room in the backend's memory meanwhile: INITIAL_BLOCK at most. */
@@ -139,6 +146,12 @@ uint64_t session_evaluation_sequences(const struct session *session);
 enum dtype session_compute_type(const Gacc__V1__JobSpec *job);
 /* recompute: block */
 bool session_recomputes(const Gacc__V1__JobSpec *job);
+
+/* --- relayout.c ------------------------------------------------------------------------------------------------ */
+
+/* Before a step that follows so many applied ones: other tensors are trained from here on, where the job says so. All
+ * ranks together. */
+int session_follow_layout(struct session *session, uint64_t steps, struct error *error);
 
 /* --- session_memory.c ---------------------------------------------------------------------------------------- */
 

@@ -118,16 +118,23 @@ void session_release(struct session *session)
     struct kernels *kernels = session->kernels;
     if (!kernels) return;
     const struct kernel_table *table = kernels->table;
+    void **const reserved[] = {&session->shard_memory, &session->gradients, &session->frozen, &session->parameters};
     if (session->recording) table->recording_close(kernels, session->recording);
     activations_close(session->activations);
     results_close(&session->results);
     optimizer_close(&session->optimizer);
     if (!table->on_host) table->release(kernels, session->feed);
-    table->release(kernels, session->shard_memory);
-    table->release(kernels, session->gradients);
-    table->release(kernels, session->frozen);
-    table->release(kernels, session->parameters);
-    for (enum buffer which = 0; which < BUFFERS; which++) free(session->copies[which]);
+    session->recording = NULL;
+    session->activations = NULL;
+    session->feed = NULL;
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++) {
+        table->release(kernels, *reserved[i]);
+        *reserved[i] = NULL;
+    }
+    for (enum buffer which = 0; which < BUFFERS; which++) {
+        free(session->copies[which]);
+        session->copies[which] = NULL;
+    }
 }
 
 enum dtype session_compute_type(const Gacc__V1__JobSpec *job)
@@ -184,7 +191,7 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
     struct layout layout = {0};
     struct shard_map map, frozen;
     int result = model_open(&model, job->model, session_compute_type(job), error);
-    if (!result) result = layout_open(&layout, model, job, error);
+    if (!result) result = layout_open(&layout, model, job, layout_largest(&model->table, job), error);
     if (!result) {
         model->recomputes = session_recomputes(job);
         shard_map_init(&map, model->table.trained, ranks, COMM_BUCKET_LIMIT);

@@ -301,6 +301,10 @@ const struct key keys[] = {
      .help = "For all tensors of the group, of whatever dimension."},
     {"optimizer.groups.*.frozen", KEY_BOOL, GROUP(frozen), .fallback = "false",
      .help = "The tensors stay as they are: no gradient, no moments, no traffic, no share in the norm, no decay."},
+    {"optimizer.groups.*.frozen_until", KEY_U64, GROUP(frozen_until), .fallback = "", .least = 1, .most = EXACT_MOST,
+     .unit = "applied optimizer steps", .help = "Frozen for so many steps, then trained, with moments that begin at zero."},
+    {"optimizer.groups.*.frozen_from", KEY_U64, GROUP(frozen_from), .fallback = "", .least = 1, .most = EXACT_MOST,
+     .unit = "applied optimizer steps", .help = "Trained for so many steps, then frozen."},
 
     {"schedule", KEY_SECTION, NOWHERE, .help = "The learning rate over applied optimizer steps."},
     {"schedule.type", KEY_CHOICE, OF_SCHEDULE(type), .fallback = "constant", .choices = schedules,

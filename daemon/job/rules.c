@@ -197,6 +197,25 @@ static int optimizers(struct loading *loading)
     return 0;
 }
 
+/* Some time or other it is trained. */
+static int frozen_steps(struct loading *loading)
+{
+    for (size_t o = 0; o < optimizer_count(loading->job); o++)
+        for (size_t i = 0; i < optimizer_at(loading->job, o)->n_groups; i++) {
+            const Gacc__V1__ParameterGroup *group = optimizer_at(loading->job, o)->groups[i];
+            const uint64_t until = group->frozen_until, from = group->frozen_from;
+            char path[64];
+            snprintf(path, sizeof path, "optimizer.groups.%zu.frozen_%s", i, from ? "from" : "until");
+            if (group->frozen && (until || from))
+                return fail(loading, optimizer_path(loading, o, path).text, "is without effect: the group is frozen");
+            if (from && from <= until)
+                return fail(loading, optimizer_path(loading, o, path).text,
+                            "%" PRIu64 " is not behind frozen_until %" PRIu64 ": the group would never be trained",
+                            from, until);
+        }
+    return 0;
+}
+
 static int zero_rate(struct loading *loading, const char *whose, double lr)
 {
     return fail(loading, optimizer_path(loading, 0, "optimizer.lr").text,
@@ -430,9 +449,9 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,  one_length,    model_numbers,  data_for_model,        global_batch,  ramp,
-        enough_for_ranks, optimizers,    learning_rates, numbers_of_the_update, loss_scale,    schedule,
-        evaluation,       operators_tls, files,          private_key,           doubtful_rate,
+        name_and_output,  one_length, model_numbers, data_for_model, global_batch,          ramp,
+        enough_for_ranks, optimizers, frozen_steps,  learning_rates, numbers_of_the_update, loss_scale,
+        schedule,         evaluation, operators_tls, files,          private_key,           doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/observe/json_writer.h"
+#include "proto/optimizers.h"
 
 /* A measured number: null and a count beside it when it is not finite. */
 static void measured(struct json_writer *json, const char *key, double value)
@@ -95,10 +96,16 @@ static void memory(struct json_writer *json, const Gacc__V1__Memory *taken)
     json_write_object_end(json);
 }
 
-/* What is frozen has no learning rate. */
-static void group_rate(struct json_writer *json, const char *key, const Gacc__V1__TensorGroup *group, double lr)
+static bool is_frozen(const Gacc__V1__TensorGroup *group, uint64_t optimizer_steps)
 {
-    if (group->frozen)
+    return group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, optimizer_steps);
+}
+
+/* What is frozen in the step behind so many applied ones has no learning rate there. */
+static void group_rate(struct json_writer *json, const char *key, const Gacc__V1__TensorGroup *group, double lr,
+                       uint64_t optimizer_steps)
+{
+    if (is_frozen(group, optimizer_steps))
         json_write_null(json, key);
     else
         json_write_double(json, key, lr * group->lr_ratio);
@@ -106,6 +113,7 @@ static void group_rate(struct json_writer *json, const char *key, const Gacc__V1
 
 static void groups(struct json_writer *json, const struct header_record *header)
 {
+    const uint64_t steps = header->resumed ? header->resumed->optimizer_steps : 0;
     json_write_array(json, "groups");
     for (size_t i = 0; i < header->group_count; i++) {
         const Gacc__V1__TensorGroup *group = header->groups[i];
@@ -114,12 +122,14 @@ static void groups(struct json_writer *json, const struct header_record *header)
         json_write_string(json, "match", *group->match ? group->match : NULL);
         json_write_unsigned(json, "tensors", group->tensors);
         json_write_unsigned(json, "parameters", group->parameters);
-        group_rate(json, "lr", group, header->lr);
-        if (group->frozen)
+        group_rate(json, "lr", group, header->lr, steps);
+        if (is_frozen(group, steps))
             json_write_null(json, "weight_decay");
         else
             json_write_double(json, "weight_decay", group->weight_decay);
-        json_write_bool(json, "frozen", group->frozen);
+        json_write_bool(json, "frozen", is_frozen(group, steps));
+        if (group->frozen_until) json_write_unsigned(json, "frozen_until", group->frozen_until);
+        if (group->frozen_from) json_write_unsigned(json, "frozen_from", group->frozen_from);
         json_write_object_end(json);
     }
     json_write_array_end(json);
@@ -225,7 +235,8 @@ static void step_members(struct json_writer *json, const void *record)
     json_write_double(json, "lr", step->lr);
     if (step->group_count > 1) {
         json_write_array(json, "lr_groups");
-        for (size_t i = 0; i < step->group_count; i++) group_rate(json, NULL, step->groups[i], step->lr);
+        const uint64_t before = step->counters.optimizer_steps - applied;
+        for (size_t i = 0; i < step->group_count; i++) group_rate(json, NULL, step->groups[i], step->lr, before);
         json_write_array_end(json);
     }
     present(json, "loss_scale", step->has_scaler, step->loss_scale);

@@ -32,7 +32,7 @@ static struct numbers numbers_of(const Gacc__V1__JobSpec *job, const struct tens
         const Gacc__V1__ParameterGroup *group = optimizer->groups[i];
         if (fnmatch(group->match, tensor->name, 0) != 0) continue;
         numbers.ratio = ratio_of(job, group->lr, group->lr_ratio);
-        numbers.frozen = group->frozen;
+        numbers.frozen = group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, 0);
         if (group->weight_decay >= 0) numbers.decay = group->weight_decay;
         break;
     }

@@ -189,6 +189,50 @@ class Groups(toys.Training):
         out = self.resume(job, arguments=("--set", "optimizer.groups.0.frozen=false", "--set", "job.steps=8"))
         self.assert_near(out.tensors["weight"].item(), 0.14, 1e-9)
 
+    def test_groups_thaw_and_freeze_at_their_step(self):
+        """AdamW, g = −1e6 all along: lr a step. The weight is trained from the fourth step on, the bias up to the fifth, over skips and
+        resumes at any place and N; collective calls besides the step's own are three gathers or more where the layout changes."""
+        groups = [{"match": "weight", "frozen_until": 3}, {"match": "bias", "frozen_from": 5}]
+        job = job_of(
+            LINEAR,
+            steps=8,
+            batch=4,
+            lr=0.01,
+            compute="fp64",
+            optimizer="adamw",
+            optimizer_={"groups": groups},
+            checkpoint={"every": 1},
+        )
+        data = 40 * [(1, 1, 1e6)]
+        for ranks in (1, 4):
+            out = self.train(job, data, ranks)
+            self.assert_near([out.tensors["weight"].item(), out.tensors["bias"].item()], [0.15, 0.05], 1e-9)
+            self.assertEqual(
+                [step["lr_groups"] for step in out.steps], 3 * [[None, 0.01]] + 2 * [[0.01, 0.01]] + 3 * [[0.01, None]]
+            )
+            moved = [step["collectives"]["control"] > 0 for step in out.steps]
+            self.assertEqual(moved, [False, False, False, True, False, True, False, False])
+        whole = self.moments("step-00000008")
+        self.assertEqual(sorted(whole), ["m.0-1.since.3", "v.0-1.since.3"])
+        for first, then in ((3, 2), (5, 4)):
+            self.train({**job, "job": {"name": "toy", "steps": first}}, data, 3 - first % 2)
+            out = self.resume(job, ranks=then, arguments=("--set", "job.steps=8"))
+            self.assert_near([out.tensors["weight"].item(), out.tensors["bias"].item()], [0.15, 0.05], 1e-9)
+            self.assertEqual(sorted(self.moments("step-00000008")), whole)
+
+    def test_a_thaw_is_a_resume_with_other_groups(self):
+        """A language model in bf16 with momentum of all kinds: what is trained from step 2 on has the bits of the job that was ended
+        there and gone on with under other groups."""
+        job = gpt(batch=5, micro=2, steps=2, compute="bf16", lr=0.01, optimizer="adamw", model_={"dropout": 0.1},
+                  optimizer_={"weight_decay": 0.1, "clip_norm": 0.5, "groups": frozen("h.*")}, checkpoint={"every": 2})
+        self.train(job, tokens(8 * 30 + 1), 2)
+        other = self.resume(job, ranks=2, arguments=("--set", "optimizer.groups.0.frozen=false", "--set", "job.steps=4"))
+        job["optimizer"]["groups"] = [{"match": "h.*", "frozen_until": 2}]
+        job["job"]["steps"] = 4
+        out = self.train(job, tokens(8 * 30 + 1), 2)
+        for name, tensor in other.tensors.items():
+            self.assertTrue(numpy.array_equal(out.tensors[name], tensor), name)
+
     def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(self):
         self.write("rows", toys.csv_text({"model": MLP}, rows(3)))
         for pattern, near in (("layer.0.*", "layers.0.weight, layers.0.bias"), ("norms.7.wieght", "norms.0.weight, norms.1.weight")):

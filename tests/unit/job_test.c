@@ -542,6 +542,11 @@ static void numbers_that_do_not_fit_each_other_are_refused(void **state)
          "dir/job.yaml:17:20: optimizer.groups.0.match: is an empty text"},
         {"lr: 3e-4", "lr: 1\n  groups: [{match: a, frozen: 1}]",
          "dir/job.yaml:17:31: optimizer.groups.0.frozen: 1 is not true or false"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: a, frozen: true, frozen_from: 3}]",
+         "dir/job.yaml:17:50: optimizer.groups.0.frozen_from: is without effect: the group is frozen"},
+        {"lr: 3e-4", "lr: 1\n  groups: [{match: a, frozen_until: 3, frozen_from: 3}]",
+         "dir/job.yaml:17:53: optimizer.groups.0.frozen_from: 3 is not behind frozen_until 3: the group would never be "
+         "trained"},
         {"lr: 3e-4", "lr: 1\n  groups: [{lr: 1}]", "dir/job.yaml:17:12: optimizer.groups.0.match: is missing"},
         {"lr: 3e-4", "lr: 1\n  groups: {match: a}",
          "dir/job.yaml:17:11: optimizer.groups: must be a list of mappings, not a mapping"},

@@ -32,7 +32,7 @@ static void open_layout(struct layout *layout, Gacc__V1__ParameterGroup **groups
     struct error error = {0};
     Gacc__V1__JobSpec job = GACC__V1__JOB_SPEC__INIT;
     job.optimizer = &optimizer;
-    if (layout_open(layout, &model, &job, &error)) fail_msg("%s", error.text);
+    if (layout_open(layout, &model, &job, 0, &error)) fail_msg("%s", error.text);
 }
 
 static const struct group *group_of(const struct layout *layout, size_t tensor)
@@ -94,7 +94,7 @@ static void a_group_that_matches_nothing_is_refused(void **state)
     struct error error = {0};
     Gacc__V1__JobSpec job = GACC__V1__JOB_SPEC__INIT;
     job.optimizer = &optimizer;
-    assert_int_equal(layout_open(&layout, &model, &job, &error), -STATUS_JOB);
+    assert_int_equal(layout_open(&layout, &model, &job, 0, &error), -STATUS_JOB);
     assert_string_equal(error.text, "optimizer.groups.0.match: 'h.1.*' matches no tensor; near it: "
                                     "h.0.attn.c_attn.weight, h.0.attn.c_attn.bias, h.0.ln_1.weight");
     assert_string_equal(tensors_near(&model.table, "*.c_atn.bias", 3).text, "h.0.attn.c_attn.bias");
@@ -234,6 +234,38 @@ static void what_ranks_keep_covers_the_canonical_index(void **state)
     layout_close(&layout);
 }
 
+/* G4: what is trained in a step depends on how many were applied before it. */
+static void groups_are_frozen_by_the_step(void **state)
+{
+    (void)state;
+    Gacc__V1__ParameterGroup late = group("wte.*", 0.1, -1), early = group("h.*", 0.1, -1), *groups[] = {&late, &early};
+    Gacc__V1__OptimizerSection optimizer = GACC__V1__OPTIMIZER_SECTION__INIT;
+    Gacc__V1__JobSpec job = GACC__V1__JOB_SPEC__INIT;
+    job.optimizer = &optimizer;
+    late.frozen_until = 3;
+    early.frozen_from = 5;
+    optimizer.lr = 0.1;
+    optimizer.groups = groups;
+    optimizer.n_groups = 2;
+    static const struct {
+        uint64_t steps, trained, until;
+    } cases[] = {{0, 8, 3}, {2, 8, 3}, {3, 14, 5}, {4, 14, 5}, {5, 6, UINT64_MAX}, {100, 6, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct layout layout;
+        struct error error = {0};
+        if (layout_open(&layout, &model, &job, cases[i].steps, &error)) fail_msg("%s", error.text);
+        assert_int_equal(model.table.trained, cases[i].trained);
+        assert_true(layout.until == cases[i].until);
+        layout_close(&layout);
+    }
+    assert_int_equal(layout_largest(&model.table, &job), 3);
+    early.frozen_from = 2;
+    struct layout layout;
+    struct error error = {0};
+    assert_int_equal(layout_open(&layout, &model, &job, 0, &error), -STATUS_JOB);
+    assert_string_equal(error.text, "optimizer: every tensor is frozen after 2 steps: nothing is left to train");
+}
+
 static Gacc__V1__OptimizerSection optimizer(const char *name, const char *match, Gacc__V1__OptimizerType type,
                                             double lr)
 {
@@ -266,7 +298,7 @@ static void every_tensor_has_the_first_optimizer_that_matches_and_the_moments_it
     job.n_further_optimizers = 2;
     struct layout layout;
     struct error error = {0};
-    if (layout_open(&layout, &model, &job, &error)) fail_msg("%s", error.text);
+    if (layout_open(&layout, &model, &job, 0, &error)) fail_msg("%s", error.text);
     static const char *const names[] = {"plain", "rest", "heavy", "rest"};
     static const double ratios[] = {1, 3, 2, 6};
     for (size_t i = 0; i < 4; i++) {
@@ -303,7 +335,7 @@ static void every_tensor_has_the_first_optimizer_that_matches_and_the_moments_it
         rest.match = (char *)(uintptr_t)wrong[i].match;
         rest.n_groups = 0;
         if (i == 0) heavy.match = (char *)(uintptr_t) "*.ln_1.*";
-        assert_int_equal(layout_open(&layout, &model, &job, &error), -STATUS_JOB);
+        assert_int_equal(layout_open(&layout, &model, &job, 0, &error), -STATUS_JOB);
         assert_string_equal(error.text, wrong[i].why);
     }
 }
@@ -322,7 +354,7 @@ static void something_is_left_to_train(void **state)
     struct error error = {0};
     Gacc__V1__JobSpec job = GACC__V1__JOB_SPEC__INIT;
     job.optimizer = &optimizer;
-    assert_int_equal(layout_open(&layout, &model, &job, &error), -STATUS_JOB);
+    assert_int_equal(layout_open(&layout, &model, &job, 0, &error), -STATUS_JOB);
     assert_string_equal(error.text, "optimizer: every tensor is frozen: nothing is left to train");
 }
 
@@ -337,6 +369,7 @@ int main(void)
         cmocka_unit_test(a_frozen_tensor_has_no_segment),
         cmocka_unit_test(what_ranks_keep_covers_the_canonical_index),
         cmocka_unit_test(every_tensor_has_the_first_optimizer_that_matches_and_the_moments_it_needs),
+        cmocka_unit_test(groups_are_frozen_by_the_step),
         cmocka_unit_test(something_is_left_to_train),
     };
     return cmocka_run_group_tests_name("layout", tests, NULL, NULL);

@@ -194,6 +194,18 @@ static void several_groups_have_a_rate_each(void **unused)
     char *line = step_line(&record);
     assert_non_null(strstr(line, "\"lr\":0.5,\"lr_groups\":[null,0.125],\"loss_scale\""));
     free(line);
+    groups[0]->frozen = false; /* for the first three steps only */
+    groups[0]->frozen_until = 3;
+    groups[0]->lr_ratio = 2;
+    record.counters.optimizer_steps = 3;
+    record.verdict = VERDICT_IS_APPLY; /* the third one */
+    line = step_line(&record);
+    assert_non_null(strstr(line, "\"lr_groups\":[null,0.125]"));
+    free(line);
+    record.verdict = VERDICT_IS_SKIP; /* of the fourth */
+    line = step_line(&record);
+    assert_non_null(strstr(line, "\"lr_groups\":[1.0,0.125]"));
+    free(line);
     record.group_count = 1;
     line = step_line(&record);
     assert_null(strstr(line, "lr_groups"));
