@@ -303,7 +303,7 @@ class Gaccctl(harness.Scenario):
         """Every line once, however often the connection is cut; at the end, how the job ended."""
         job = self.start(dict(self.job, job={"name": "gpt", "steps": 1000}, checkpoint={"every": 50, "keep": 1})).until_step(1)
         cuts = self.through(job, 30)
-        done = self.call(harness.GACCCTL, "--run", "through", "watch", "--from", "1", "--json")
+        done = self.call(harness.GACCCTL, "--run", "through", "watch", "--from", "1", "--json", limit=120)
         os.remove(os.path.join(self.directory, "through", "connection.json"))
         self.assertEqual((done.status, done.err), (0, ""))
         job.wait()

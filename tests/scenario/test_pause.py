@@ -55,11 +55,11 @@ class Pausing(control.Steered):
                 self.assertEqual(self.bytes_of(paused, ranks), self.bytes_of(whole, ranks))
 
     def test_ranks_stay_alive_for_longer_than_the_timeout(self):
-        running = self.begin(slow_tape(ranks=2, control={"timeout": 1}), ranks=2)
+        running = self.begin(slow_tape(ranks=2, control={"timeout": harness.SLOWER}), ranks=2)
         stub = self.stub(running)
         effect = self.pause(stub)
         harness.until(lambda: all(rank.state == PAUSED for rank in self.status(stub).ranks), 5, "the state")
-        time.sleep(3)
+        time.sleep(3 * harness.SLOWER)
         status, log = self.status(stub), running.log("step")
         self.assertEqual((status.phase, status.step, len(log)), ("paused", effect.step, effect.step))
         self.assertLess(max(rank.seconds_since_heard for rank in status.ranks), 1)
