@@ -176,7 +176,7 @@ static int time_step(const Gacc__V1__JobSpec *job, uint32_t accumulate, double *
 static int probe_one(struct planning *planning, size_t i, struct error *error)
 {
     const struct proposal *proposal = &planning->proposals[i];
-    double seconds, one = INFINITY, three = INFINITY;
+    double seconds, one = (double)INFINITY, three = (double)INFINITY;
     int status = 0;
     put(planning->job, proposal->context, proposal->recomputes, proposal->micro);
     for (int round = 0; round < PROBE_ROUNDS && !status; round++) {
