@@ -40,6 +40,7 @@ struct connection {
     enum trust trust;
     uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
     bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
+    bool has_written;                /* what a write left for later has left since the last flush */
     struct connection *next, **link; /* in owner->all; *link points here */
     struct connection *next_dirty;
     uv_write_t write;
@@ -93,6 +94,7 @@ static void on_written(uv_write_t *write, int status)
     free(connection->unsent);
     connection->unsent = NULL;
     connection->is_writing = false;
+    connection->has_written = true;
     if (connection->is_closing) return;
     if (status < 0) {
         close_connection(connection);
@@ -168,7 +170,8 @@ static void flush(struct connection *connection)
     if (connection->is_writing) return;
     struct connections *owner = connection->owner;
     const uint8_t *bytes;
-    bool any = false;
+    bool any = connection->has_written;
+    connection->has_written = false;
     for (size_t length; !connection->is_writing && (length = next_output(connection, &bytes)); any = true) {
         uv_buf_t part = uv_buf_init((char *)bytes, (unsigned)length);
         int written = uv_try_write(&connection->stream, &part, 1);

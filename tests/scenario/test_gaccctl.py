@@ -301,7 +301,7 @@ class Gaccctl(harness.Scenario):
 
     def test_watching_goes_on_after_lost_connections(self):
         """Every line once, however often the connection is cut; at the end, how the job ended."""
-        job = self.start(dict(self.job, job={"name": "gpt", "steps": 1000}, checkpoint={"every": 50, "keep": 1})).until_step(1)
+        job = self.start(dict(self.job, job={"name": "gpt", "steps": 6000}, checkpoint={"every": 300, "keep": 1})).until_step(1)
         cuts = self.through(job, 30)
         done = self.call(harness.GACCCTL, "--run", "through", "watch", "--from", "1", "--json", limit=120)
         os.remove(os.path.join(self.directory, "through", "connection.json"))
