@@ -68,6 +68,7 @@ void conductor_resume(struct conductor *c, const struct progress *progress, Gacc
     c->position = progress->position;
     c->has_upcoming = progress->has_plan;
     c->upcoming = progress->plan;
+    if (!c->upcoming.global) c->upcoming.global = c->rules.plan.global; /* older manifests do not say it */
     c->sequences_seen = progress->sequences_seen;
     c->epoch_weight = progress->epoch_weight;
     c->evaluated_at = progress->was_evaluated ? progress->evaluated_at : UINT64_MAX;

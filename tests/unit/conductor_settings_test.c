@@ -113,6 +113,34 @@ static void a_batch_that_was_about_to_change_does_so_behind_a_resume(void **unus
     conductor_close(later.conductor);
 }
 
+/* A manifest from before B could be set does not say that of its plan: it is the job's. */
+static void a_plan_that_does_not_say_its_batch_has_the_jobs(void **unused)
+{
+    (void)unused;
+    struct world worlds[2];
+    struct progress progress = {0};
+    for (int later = 0; later <= 1; later++) {
+        struct world *w = &worlds[later];
+        const char *name;
+        make(w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+        w->batch.lr_scaling = GACC__V1__LR_SCALING__LR_SCALING_LINEAR;
+        w->batch.base_sequences = 2;
+        w->optimizer.lr_written = 1;
+        w->optimizer.lr = 2;
+        w->resumed = (uint64_t)later;
+        open_conductor(w);
+        if (later) conductor_resume(w->conductor, &progress, NULL);
+        begin(w);
+        assert_true(w->window.lr == 2);
+        if (later) continue;
+        call_for(w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL);
+        step(w, NULL);
+        progress = *conductor_progress(w->conductor, &name);
+        progress.plan.global = 0;
+    }
+    for (int i = 0; i < 2; i++) conductor_close(worlds[i].conductor);
+}
+
 static void a_paused_job_has_it_at_once_and_its_plan_anew(void **unused)
 {
     (void)unused;
@@ -244,6 +272,7 @@ int main(void)
         cmocka_unit_test(a_setting_is_the_next_windows_and_not_sooner),
         cmocka_unit_test(the_global_batch_changes_one_window_later),
         cmocka_unit_test(a_batch_that_was_about_to_change_does_so_behind_a_resume),
+        cmocka_unit_test(a_plan_that_does_not_say_its_batch_has_the_jobs),
         cmocka_unit_test(a_paused_job_has_it_at_once_and_its_plan_anew),
         cmocka_unit_test(the_scale_is_set_with_its_trackers_at_the_beginning),
         cmocka_unit_test(a_job_ends_at_the_steps_that_it_has_now),
