@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/core/proposal.h"
@@ -135,13 +134,6 @@ static void propose(struct planning *planning)
 
 /* ---- the probe ---- */
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* One step of `job`, whose batch is `accumulate` micro-batches, by one rank. */
 static int time_step(const Gacc__V1__JobSpec *job, uint32_t accumulate, double *seconds, struct error *error)
 {
@@ -160,9 +152,9 @@ static int time_step(const Gacc__V1__JobSpec *job, uint32_t accumulate, double *
     if (!status) status = comm_duplicate(comm, &talk, error);
     if (!status) status = control_local_open(&local, &spec, own, talk, &step, error);
     if (!status) status = session_open(&session, own, comm, &local.control, NULL, error);
-    const double began = now();
+    const double began = seconds_now();
     if (!status) status = session_run(session, error);
-    *seconds = now() - began;
+    *seconds = seconds_now() - began;
     session_close(session);
     control_local_close(&local);
     comm_close(talk);

@@ -43,6 +43,9 @@ struct session_memory {
     uint64_t reduction; /* on CPUs: MPI's own two of the gradients while ranks reduce them (Open MPI 4) */
 };
 
+/* Seconds of a monotonic clock. */
+double seconds_now(void);
+
 struct session;
 struct tensor_table; /* worker/model.h */
 

@@ -113,9 +113,6 @@ struct step {
 /* A sum of losses as a message carries it: returned·2^exponent. Its own range is wider than double's. */
 double split_loss(long double sum, int32_t *exponent);
 
-/* Seconds of a monotonic clock. */
-double seconds_now(void);
-
 /* Element `index` of a buffer. */
 static inline void *element(const void *buffer, uint64_t index, enum dtype type)
 {

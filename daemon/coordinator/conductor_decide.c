@@ -193,8 +193,7 @@ static void compare_parameters(struct conductor *c)
 }
 
 /* The step's window once more, at the scale that its overflow left; as long as it lasts, nothing but the scale has
- * moved.
- */
+ * moved. */
 static bool retries(struct conductor *c, const struct verdict *verdict)
 {
     if (verdict->kind != VERDICT_IS_SKIP || verdict->norm_overflows || !c->rules.has_scaler) return false;

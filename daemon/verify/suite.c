@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/job/load.h"
 #include "daemon/verify/measure.h"
@@ -302,23 +301,16 @@ bool suite_can_cut(const struct suite *suite, uint64_t train)
     return can;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* b: the job's own, or what one trial of two sequences says is affordable. */
 static int affordable_micro(struct suite *suite, uint32_t ranks, uint32_t *micro, struct error *error)
 {
     const uint32_t b = suite->job->batch->micro, few = suite->probe.available > 1 ? 2 : 1;
     struct variant small = variant_whole(suite, GACC__V1__COMPUTE__COMPUTE_FP32);
     small.sequences = small.micro = few;
-    double began = now();
+    double began = seconds_now();
     const struct trial *trial = suite_trial(suite, &small, error);
     if (!trial) return -(int)error->status;
-    const double seconds = (now() - began) / few, bytes = (double)trial->memory.activations / few;
+    const double seconds = (seconds_now() - began) / few, bytes = (double)trial->memory.activations / few;
     const double most_bytes = fmax(BYTES_MOST, bytes * b);
     const double most = fmin(SECONDS_MOST / PASSES / seconds, most_bytes / bytes);
     const double of_probe = most / (MICRO_BATCHES_PER_RANK * ranks);

@@ -217,6 +217,17 @@ class Scenario(unittest.TestCase):
         return sorted(name for name in new if name.startswith(("gaccd-", "vader")) and not is_mapped("/dev/shm/" + name))
 
 
+class Endless(Scenario):
+    """Jobs that go on until the test is over."""
+
+    def tearDown(self):
+        for running in self.running:
+            if running.process.poll() is None:
+                os.kill(running.ranks()[1], signal.SIGKILL)
+                running.wait(20)
+        super().tearDown()
+
+
 def read_log(output, kind=None):
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")

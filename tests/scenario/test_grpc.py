@@ -10,7 +10,7 @@ import harness
 from stubs import control_pb2, control_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 
-class Grpc(harness.Scenario):
+class Grpc(harness.Endless):
     def setUp(self):
         super().setUp()
         self.job, text = harness.gpt(steps=10**9)
@@ -18,13 +18,6 @@ class Grpc(harness.Scenario):
 
     def begin(self, **sections):
         return self.start(dict(self.job, **sections)).until_step(3)
-
-    def tearDown(self):
-        for running in self.running:
-            if running.process.poll() is None:
-                os.kill(running.ranks()[1], signal.SIGKILL)
-                running.wait(20)
-        super().tearDown()
 
     def channel(self, running):
         channel = grpc.insecure_channel(running.connection()["endpoint"])

@@ -1,7 +1,5 @@
 """The operators' address speaks HTTP/1.1, too: /healthz, /api/status and /metrics."""
 import json
-import os
-import signal
 import socket
 import sys
 import time
@@ -10,20 +8,13 @@ import harness
 import http_client
 
 
-class Http(harness.Scenario):
+class Http(harness.Endless):
     def begin(self, **sections):
         job, text = harness.tape(steps=10**9, **sections)
         self.write("tape.csv", text)
         self.job = self.start(job).until_step(5)
         self.connection = self.job.connection()
         return self.connection["endpoint"]
-
-    def tearDown(self):
-        for job in self.running:
-            if job.process.poll() is None:
-                os.kill(job.ranks()[1], signal.SIGKILL)
-                job.wait(20)
-        super().tearDown()
 
     def test_status_is_that_of_get_status_in_protobufs_json(self):
         endpoint = self.begin()
