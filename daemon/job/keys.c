@@ -35,7 +35,7 @@ static const struct choice mlp_losses[] = {
 static const struct choice linear_losses[] = {{"half_mse", LOSS(HALF_MSE)}, {"mse", LOSS(MSE)}, {0}};
 static const struct choice formats[] = {
     {"bytes", FORMAT(BYTES)}, {"u16", FORMAT(U16)}, {"u32", FORMAT(U32)}, {"llmc", FORMAT(LLMC)},
-    {"csv", FORMAT(CSV)}, {0}};
+    {"csv", FORMAT(CSV)}, {"idx", FORMAT(IDX)}, {0}};
 static const struct choice orders[] = {
     {"shuffled", GACC__V1__ORDER__ORDER_SHUFFLED}, {"sequential", GACC__V1__ORDER__ORDER_SEQUENTIAL}, {0}};
 static const struct choice weightings[] = {
@@ -73,6 +73,7 @@ static const struct choice verify_rules[] = {
 #define IF_TAPE {BY_MODEL, BIT(MODEL(TAPE))}
 #define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
+#define IF_IDX {BY_FORMAT, BIT(FORMAT(IDX))}
 #define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
 #define IF_FP32_SUMS {BY_COMPUTE, BIT(COMPUTE(FP32)) | BIT(COMPUTE(BF16)) | BIT(COMPUTE(FP16))}
 #define IF_DYNAMIC {BY_MODE, BIT(MODE(DYNAMIC))}
@@ -167,7 +168,8 @@ const struct key keys[] = {
     {"data", KEY_SECTION, NOWHERE, .help = "What is read."},
     {"data.format", KEY_CHOICE, OF_DATA(format), .choices = formats, .selects = BY_FORMAT,
      .help = "bytes: every byte is a token. u16, u32: raw little-endian tokens. llmc: llm.c's files. csv: rows with "
-             "a header, for mlp, linear and tape."},
+             "a header, for mlp, linear and tape. idx: images as those of MNIST, big-endian behind a header, an image a "
+             "row of x0, x1, …; bytes are divided by 255, other numbers taken as they are. For mlp and linear."},
     {"data.train", KEY_PATHS, OF_DATA(n_train),
      .help = "A path, a glob or a list of them; what a glob matches is sorted."},
     {"data.validation", KEY_SPLIT, OF_DATA(n_validation), .fallback = "null", .most = 1, .above = true, .below = true,
@@ -175,6 +177,11 @@ const struct key keys[] = {
      .help = "As train, or the fraction that is cut from the end of the training data."},
     {"data.order", KEY_CHOICE, OF_DATA(order), .fallback = "shuffled", .choices = orders,
      .help = "shuffled: a new order every epoch, from the seed."},
+    {"data.labels", KEY_SECTION, NOWHERE, WHEN(IF_IDX), .help = "What is to be said of the images."},
+    {"data.labels.train", KEY_PATHS, OF_DATA(n_labels), WHEN(IF_IDX),
+     .help = "Idx files, one for each file of data.train in the same order: of every image its y0, y1, …, as they are."},
+    {"data.labels.validation", KEY_PATHS, OF_DATA(n_validation_labels), .fallback = "", WHEN(IF_IDX),
+     .help = "One for each file of data.validation; none where that is a fraction or null."},
 
     {"batch", KEY_SECTION, NOWHERE, .help = "B, b, and so K. One optimizer step is one global batch."},
     {"batch.global", KEY_U32, BATCH(global), .live = LIVE_WINDOW_AFTER,
@@ -381,7 +388,6 @@ const struct absent absent_keys[] = {
     {"model.type", "cnn", not_yet},
     {"model.norm", "group", not_yet},
     {"model.norm", "batch", not_yet},
-    {"data.format", "idx", not_yet},
     {"batch.accumulate", NULL, "not a key: K follows from batch.global, batch.micro and the ranks"},
     {"batch.micro_batches", NULL, "not a key: M follows from batch.global and batch.micro"},
     {"precision.loss_scale.current", NULL,
@@ -396,6 +402,8 @@ ADJACENT(Gacc__V1__OptimizerSection, beta1, beta2);
 ADJACENT(Gacc__V1__DataSection, n_train, train);
 ADJACENT(Gacc__V1__DataSection, n_validation, validation);
 ADJACENT(Gacc__V1__DataSection, validation, validation_fraction);
+ADJACENT(Gacc__V1__DataSection, n_labels, labels);
+ADJACENT(Gacc__V1__DataSection, n_validation_labels, validation_labels);
 ADJACENT(Gacc__V1__ModelSection, n_hidden, hidden);
 ADJACENT(Gacc__V1__ModelSection, n_init_values, init_values);
 

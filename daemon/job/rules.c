@@ -148,18 +148,22 @@ static int model_numbers(struct loading *loading)
     return 0;
 }
 
-/* gpt reads tokens, the other models rows. */
+/* gpt reads tokens, mlp and linear read rows of x and y, tape rows of g. */
 static int data_for_model(struct loading *loading)
 {
-    bool is_gpt = loading->job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT;
-    bool is_csv = loading->job->data->format == GACC__V1__DATA_FORMAT__FORMAT_CSV;
-    if (is_gpt && is_csv)
-        return fail(loading, "data.format", "csv holds rows, model.type gpt reads bytes, u16, u32 or llmc");
-    if (!is_gpt && !is_csv)
-        return fail(loading, "data.format", "%s holds tokens, model.type %s reads csv",
-                    choice_name(key_of_selector(BY_FORMAT)->choices, (int)loading->job->data->format),
-                    choice_name(key_of_selector(BY_MODEL)->choices, (int)loading->job->model->type));
-    Gacc__V1__DataFormat format = loading->job->data->format;
+    const Gacc__V1__DataFormat format = loading->job->data->format;
+    const Gacc__V1__ModelType type = loading->job->model->type;
+    const char *holds = choice_name(key_of_selector(BY_FORMAT)->choices, (int)format);
+    const char *model = choice_name(key_of_selector(BY_MODEL)->choices, (int)type);
+    const bool is_idx = format == GACC__V1__DATA_FORMAT__FORMAT_IDX;
+    const bool is_rows = is_idx || format == GACC__V1__DATA_FORMAT__FORMAT_CSV;
+    if (type == GACC__V1__MODEL_TYPE__MODEL_GPT && is_rows)
+        return fail(loading, "data.format", "%s holds rows, model.type %s reads bytes, u16, u32 or llmc", holds, model);
+    if (type == GACC__V1__MODEL_TYPE__MODEL_TAPE && format != GACC__V1__DATA_FORMAT__FORMAT_CSV)
+        return fail(loading, "data.format", "%s holds %s, model.type %s reads csv", holds, is_idx ? "images" : "tokens",
+                    model);
+    if (type != GACC__V1__MODEL_TYPE__MODEL_GPT && !is_rows)
+        return fail(loading, "data.format", "%s holds tokens, model.type %s reads csv or idx", holds, model);
     uint32_t vocab = loading->job->model->vocab;
     uint32_t ids = format == GACC__V1__DATA_FORMAT__FORMAT_BYTES ? 256
                    : format == GACC__V1__DATA_FORMAT__FORMAT_U16 ? 65536
@@ -168,6 +172,27 @@ static int data_for_model(struct loading *loading)
         return fail(loading, "model.vocab",
                     "%" PRIu32 ": the type cannot hold the vocabulary: data.format %s ends at %" PRIu32, vocab,
                     choice_name(key_of_selector(BY_FORMAT)->choices, (int)format), ids - 1);
+    return 0;
+}
+
+/* What belongs to data files, file by file. */
+static int companions(struct loading *loading)
+{
+    const Gacc__V1__DataSection *data = loading->job->data;
+    const struct {
+        const char *key, *of;
+        size_t count, files;
+        bool needed;
+    } rows[] = {
+        {"data.labels.train", "data.train", data->n_labels, data->n_train,
+         data->format == GACC__V1__DATA_FORMAT__FORMAT_IDX},
+        {"data.labels.validation", "data.validation", data->n_validation_labels, data->n_validation,
+         data->format == GACC__V1__DATA_FORMAT__FORMAT_IDX},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].count != rows[i].files && (rows[i].needed || rows[i].count))
+            return fail(loading, rows[i].key, "%zu file%s for the %zu of %s", rows[i].count,
+                        rows[i].count == 1 ? "" : "s", rows[i].files, rows[i].of);
     return 0;
 }
 
@@ -421,9 +446,19 @@ static int files(struct loading *loading)
 {
     const Gacc__V1__DataSection *data = loading->job->data;
     int status = 0;
-    for (size_t i = 0; i < data->n_train && !status; i++) status = check_file(loading, "data.train", data->train[i]);
-    for (size_t i = 0; i < data->n_validation && !status; i++)
-        status = check_file(loading, "data.validation", data->validation[i]);
+    const struct {
+        const char *key;
+        size_t count;
+        char *const *paths;
+    } lists[] = {
+        {"data.train", data->n_train, data->train},
+        {"data.validation", data->n_validation, data->validation},
+        {"data.labels.train", data->n_labels, data->labels},
+        {"data.labels.validation", data->n_validation_labels, data->validation_labels},
+    };
+    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
+        for (size_t i = 0; i < lists[l].count && !status; i++)
+            status = check_file(loading, lists[l].key, lists[l].paths[i]);
     if (!status && *loading->job->model->init_file)
         status = check_file(loading, "model.init.file", loading->job->model->init_file);
     const Gacc__V1__ControlSection *control = loading->job->control;
@@ -449,9 +484,11 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,  one_length, model_numbers, data_for_model, global_batch,          ramp,
-        enough_for_ranks, optimizers, frozen_steps,  learning_rates, numbers_of_the_update, loss_scale,
-        schedule,         evaluation, operators_tls, files,          private_key,           doubtful_rate,
+        name_and_output, one_length,   model_numbers,  data_for_model,
+        companions,      global_batch, ramp,           enough_for_ranks,
+        optimizers,      frozen_steps, learning_rates, numbers_of_the_update,
+        loss_scale,      schedule,     evaluation,     operators_tls,
+        files,           private_key,  doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -47,6 +47,13 @@ static const char *const jobs[] = {
     "schedule: {type: linear}\n",
 
     "job: {steps: 1}\n"
+    "model: {type: mlp, inputs: 3, hidden: [], outputs: 2, loss: cross_entropy}\n"
+    "data: {format: idx, train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\",\n"
+    "       labels: {train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\"}}\n"
+    "batch: {global: 4, micro: 4}\n"
+    "optimizer: {lr: 0.1}\n",
+
+    "job: {steps: 1}\n"
     "model: {type: mlp, inputs: 3, hidden: [], outputs: 2}\n"
     "data: {format: csv, train: \"${DATA}\"}\n"
     "batch: {global: 4, micro: 4}\n"

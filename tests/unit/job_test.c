@@ -287,7 +287,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
     (void)state;
     static const struct edit edits[] = {
         {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
-        {"format: bytes", "format: idx", "dir/job.yaml:10:11: data.format: idx: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
     };
     REFUSED_EDITS(gpt, edits);
@@ -329,6 +328,10 @@ static void a_key_that_does_not_apply_is_refused_with_the_reason(void **state)
          "dir/job.yaml:1:55: precision.loss_scale.interval: does not apply with precision.loss_scale.mode static, only "
          "with dynamic"},
         {"format: csv", "format: u16", "dir/job.yaml:3:16: data.format: u16 holds tokens, model.type tape reads csv"},
+        {"format: csv", "format: idx, labels: {train: a.csv}",
+         "dir/job.yaml:3:16: data.format: idx holds images, model.type tape reads csv"},
+        {"format: csv", "format: csv, labels: {train: a.csv}",
+         "dir/job.yaml:3:21: data.labels: does not apply with data.format csv, only with idx"},
         {", size: 2", "", "dir/job.yaml:2:8: model.size: is missing; model.type tape needs it"},
     };
     REFUSED_EDITS(tape, edits);

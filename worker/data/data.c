@@ -14,6 +14,7 @@ static const struct {
     {GACC__V1__DATA_FORMAT__FORMAT_U32, "u32", &token_class, UINT64_C(1) << 32},
     {GACC__V1__DATA_FORMAT__FORMAT_LLMC, "llmc", &token_class, 0},
     {GACC__V1__DATA_FORMAT__FORMAT_CSV, "csv", &csv_class, 0},
+    {GACC__V1__DATA_FORMAT__FORMAT_IDX, "idx", &idx_class, 0},
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
 
@@ -55,13 +56,21 @@ void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape
 /* False: the job has no such part. */
 static bool choose_part(const Gacc__V1__DataSection *spec, char name, struct part *part)
 {
-    bool separate = spec->n_validation > 0;
+    const bool separate = spec->n_validation > 0;
     if (name == 'v' && separate) {
-        *part = (struct part){.paths = spec->validation, .count = spec->n_validation};
+        *part = (struct part){.paths = spec->validation,
+                              .labels = spec->validation_labels,
+                              .count = spec->n_validation,
+                              .labels_count = spec->n_validation_labels};
         return true;
     }
-    double fraction = separate ? 0 : spec->validation_fraction;
-    *part = (struct part){.paths = spec->train, .count = spec->n_train, .fraction = fraction, .end = name == 'v'};
+    const double fraction = separate ? 0 : spec->validation_fraction;
+    *part = (struct part){.paths = spec->train,
+                          .labels = spec->labels,
+                          .count = spec->n_train,
+                          .labels_count = spec->n_labels,
+                          .fraction = fraction,
+                          .end = name == 'v'};
     return name == 't' || fraction > 0;
 }
 

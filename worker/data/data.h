@@ -1,7 +1,7 @@
 /*
  * Data sets: where sequences lie, how they are read, in what order they come. A language-model sequence is `context`
- * inputs and their `context` next tokens, starting at i·context of its file, never crossing a file; a row of a csv file
- * is one sequence. Reading is by index; nothing here knows of steps or ranks.
+ * inputs and their `context` next tokens, starting at i·context of its file, never crossing a file; a row of a csv
+ * file, an image of an idx file is one sequence. Reading is by index; nothing here knows of steps or ranks.
  */
 #ifndef GACC_DATA_H
 #define GACC_DATA_H
@@ -51,12 +51,13 @@ void micro_batch_scale(struct micro_batch *batch);
 struct data;
 
 /* Formats: bytes, u16, u32 (raw little-endian tokens), llmc (llm.c's header, then tokens), csv (a header line, then a
- * row of numbers a line; columns by name: weight, x0…, y0… or g0…). A validation fraction f is cut from the end of the
+ * row of numbers a line; columns by name: weight, x0…, y0… or g0…), idx (big-endian numbers behind a header: a file of
+ * images, whose numbers are x0…, and one of labels, which are y0…). A validation fraction f is cut from the end of the
  * train set, all files in their order taken as one: n tokens (rows) are cut at ⌊n·(1−f)⌋; the file in which the cut
  * falls is used on both sides of it. `spec` must outlive the data set. part: 't' the train set, 'v' the validation set
  * (NULL in *out and 0 when the job has none). Checks everything that can be checked before training: files exist and
  * are readable (66), sizes and headers fit the format, every file holds at least one sequence, every token is below
- * vocab, csv rows parse (65: file, line or byte offset, found and wanted value). */
+ * vocab, csv rows parse, idx files belong together (65: file, line or byte offset, found and wanted value). */
 int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, const struct data_shape *shape,
               struct error *error);
 uint64_t data_sequences(const struct data *data);

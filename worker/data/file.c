@@ -81,6 +81,19 @@ int file_read(const struct file *file, uint64_t offset, size_t bytes, void *to, 
     return 0;
 }
 
+int file_hold(struct open_files *held, struct file *file, const char *path, struct error *error)
+{
+    if (file->path && file->descriptor >= 0) return 0;
+    struct file **slot = &held->opened[held->next];
+    if (*slot) file_close(*slot);
+    *slot = NULL;
+    int result = file->path ? file_reopen(file, error) : file_open(file, path, error);
+    if (result < 0) return result;
+    *slot = file;
+    held->next = (held->next + 1) % OPEN_FILES;
+    return 0;
+}
+
 uint64_t file_next_data(const struct file *file, uint64_t offset)
 {
     off_t data = lseek(file->descriptor, (off_t)offset, SEEK_DATA);

@@ -16,7 +16,8 @@
 /* Which files make the part, and which end of them. */
 struct part {
     char *const *paths;
-    size_t count;
+    char *const *labels; /* of idx: the numbers y of each file, [labels_count] */
+    size_t count, labels_count;
     double fraction; /* of the whole list, cut from its end for validation; 0: no cut */
     bool end;        /* the part is what was cut off, not what is left */
 };
@@ -47,15 +48,15 @@ struct data_class {
     void (*locate)(const struct data *, uint64_t sequence, const char **file, uint64_t *offset_bytes);
     void (*close)(struct data *);
 };
-extern const struct data_class token_class, csv_class;
+extern const struct data_class token_class, csv_class, idx_class;
 
 const char *data_format_name(Gacc__V1__DataFormat format);
 
 /* A regular file as it was when it was first opened. */
 struct file {
-    const char *path;
-    int descriptor; /* −1: closed */
-    uint64_t size;  /* bytes */
+    const char *path; /* NULL: never opened */
+    int descriptor;   /* −1: closed */
+    uint64_t size;    /* bytes */
     dev_t device;
     ino_t inode;
 };
@@ -69,9 +70,37 @@ int file_read(const struct file *file, uint64_t offset, size_t bytes, void *to, 
  * none. */
 uint64_t file_next_data(const struct file *file, uint64_t offset);
 
+/* Files held open at a time; more are closed and opened again in turn, so that a corpus of many files needs few
+ * descriptors. */
+enum { OPEN_FILES = 64 };
+struct open_files {
+    struct file *opened[OPEN_FILES]; /* a ring */
+    size_t next;                     /* slot that gives way next */
+};
+/* Opens `file` when it is closed, for the first time by `path`; the one that has been open longest makes room. The
+ * file keeps its address. */
+int file_hold(struct open_files *held, struct file *file, const char *path, struct error *error);
+
 /* llm.c's token files: 256 int32 of header, then the tokens. */
 enum { LLMC_HEADER_BYTES = 1024 };
 int llmc_identify(const struct file *file, unsigned *width, uint64_t *tokens, struct error *error);
 bool llmc_magic(uint32_t magic);
+
+/* idx files, the format of MNIST: two zero bytes, a type, the number of dimensions, their sizes, the numbers, all
+ * big-endian. */
+enum { IDX_DIMENSIONS = 8 };
+struct idx_header {
+    unsigned type, width;          /* of a number: its code, its bytes */
+    unsigned dimensions;           /* 1…IDX_DIMENSIONS */
+    uint32_t size[IDX_DIMENSIONS]; /* the first one is that of rows */
+    uint64_t rows, columns;        /* columns: the product of the other sizes */
+    uint64_t begin;                /* bytes before the first number */
+};
+/* Also that the file is as long as its header says, and holds a row and a column. */
+int idx_identify(const struct file *file, struct idx_header *header, struct error *error);
+const char *idx_type_name(const struct idx_header *header);
+bool idx_is_whole(const struct idx_header *header); /* whole numbers */
+/* `count` numbers as they stand in the file; scaled: bytes are divided by 255. */
+void idx_decode(const struct idx_header *header, const unsigned char *bytes, size_t count, bool scaled, double *to);
 
 #endif

@@ -9,9 +9,6 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens are little-endian in files");
 
-/* Files held open at a time; more are closed and opened again in turn, so that a corpus of many files needs few
- * descriptors. */
-enum { OPEN_FILES = 64 };
 /* Tokens are looked at in blocks of this many bytes. */
 enum { BLOCK_BYTES = 1 << 18 };
 
@@ -27,25 +24,9 @@ struct token_set {
     struct data data;
     size_t count;
     struct token_file *files;
-    size_t opened[OPEN_FILES]; /* a ring of file numbers + 1 */
-    size_t next;               /* slot of the ring that gives way next */
-    void *block;               /* max(BLOCK_BYTES, one sequence) */
+    struct open_files held;
+    void *block; /* max(BLOCK_BYTES, one sequence) */
 };
-
-/* Opens `file` when it is closed; the file that has been open longest makes room. */
-static int hold_open(struct token_set *set, size_t number, const char *path, struct error *error)
-{
-    struct file *file = &set->files[number].file;
-    if (file->path && file->descriptor >= 0) return 0;
-    size_t *slot = &set->opened[set->next];
-    if (*slot) file_close(&set->files[*slot - 1].file);
-    *slot = 0;
-    int result = file->path ? file_reopen(file, error) : file_open(file, path, error);
-    if (result < 0) return result;
-    *slot = number + 1;
-    set->next = (set->next + 1) % OPEN_FILES;
-    return 0;
-}
 
 bool llmc_magic(uint32_t magic)
 {
@@ -105,7 +86,7 @@ static int identify(struct token_set *set, size_t number, const char *path, Gacc
                     struct error *error)
 {
     struct token_file *file = &set->files[number];
-    int result = hold_open(set, number, path, error);
+    int result = file_hold(&set->held, &file->file, path, error);
     if (result < 0) return result;
     if (format == GACC__V1__DATA_FORMAT__FORMAT_LLMC) {
         file->header = LLMC_HEADER_BYTES;
@@ -205,7 +186,7 @@ static int check_tokens(struct token_set *set, size_t number, struct error *erro
 {
     struct token_file *file = &set->files[number];
     if (file->begin == file->end) return 0;
-    int result = hold_open(set, number, NULL, error);
+    int result = file_hold(&set->held, &file->file, NULL, error);
     uint64_t position = file->begin;
     while (result == 0 && position < file->end) {
         uint64_t data = file_next_data(&file->file, file->header + position * file->width);
@@ -290,8 +271,8 @@ static int tokens_read(struct data *data, uint64_t sequence, struct micro_batch 
 {
     struct token_set *set = (struct token_set *)data;
     size_t number = file_of(set, sequence), context = data->shape.context;
-    const struct token_file *file = &set->files[number];
-    int result = hold_open(set, number, NULL, error);
+    struct token_file *file = &set->files[number];
+    int result = file_hold(&set->held, &file->file, NULL, error);
     if (result == 0) result = read_tokens(set, file, position_of(set, file, sequence), context + 1, error);
     if (result < 0) return result;
     int32_t *input = batch->tokens + batch->rows * context, *target = batch->targets + batch->rows * context;
