@@ -129,6 +129,8 @@ const struct progress *conductor_progress(const struct conductor *conductor, con
 void conductor_saved(struct conductor *conductor, const struct error *why);
 /* The last decision asked for a checkpoint and told the ranks to stop. */
 bool conductor_is_stopping(const struct conductor *conductor);
+/* The last decision is out, and some rank is not done: final/ may be being written. */
+bool conductor_is_finishing(const struct conductor *conductor);
 /* Nothing more will happen: a job that has stopped, with its checkpoint, ends with 75. */
 void conductor_settle(struct conductor *conductor);
 /* The first call settles which rank prints a failure. */

@@ -157,6 +157,11 @@ bool conductor_is_stopping(const struct conductor *c)
     return c->stopped;
 }
 
+bool conductor_is_finishing(const struct conductor *c)
+{
+    return c->phase == PHASE_FINISHING;
+}
+
 void conductor_saved(struct conductor *c, const struct error *why)
 {
     c->is_saving = false;

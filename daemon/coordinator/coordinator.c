@@ -33,15 +33,28 @@ static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coor
 
 /* ---- the log, the result, the end of the job ---- */
 
+/* Whether what takes room may go before long: a checkpoint or a final model that is being written, and removed if it
+ * fails. */
+static bool room_may_come(const struct coordinator *coordinator)
+{
+    return saver_is_busy(coordinator->saver) || conductor_is_finishing(coordinator->conductor);
+}
+
+/* Lines wait for that. Those that wait for nothing, or too many, end the job. */
+static void judge_log(struct coordinator *coordinator, int status, const struct error *error)
+{
+    const bool waits = !coordinator->directory.log.lost && room_may_come(coordinator);
+    if (!status || waits || coordinator->log_failed) return;
+    coordinator->log_failed = true;
+    conductor_fail(coordinator->conductor, error);
+}
+
 void coordinator_append(struct coordinator *coordinator, char *line)
 {
     struct error error;
-    int status = line ? step_log_append(&coordinator->directory.log, line, &error)
-                      : error_set(&error, STATUS_INTERNAL, "log.jsonl: out of memory");
+    int status = step_log_append(&coordinator->directory.log, line, &error);
     free(line);
-    if (!status || coordinator->log_failed) return;
-    coordinator->log_failed = true;
-    conductor_fail(coordinator->conductor, &error);
+    judge_log(coordinator, status, &error);
 }
 
 void coordinator_write_header(struct coordinator *coordinator)
@@ -165,6 +178,24 @@ static void end_of(struct coordinator *coordinator, struct end_record *end)
     end->checkpoint = coordinator->newest[0] ? coordinator->newest : NULL;
 }
 
+/* The job as the command has it, by which the command finds that it is done. */
+static int write_result(struct coordinator *coordinator, struct error *error)
+{
+    struct end_record end;
+    end_of(coordinator, &end);
+    Gacc__V1__JobSpec asked = *coordinator->directory.job;
+    asked.digest = (ProtobufCBinaryData){sizeof coordinator->asked_digest, coordinator->asked_digest};
+    return run_result_write(&asked, &end, error);
+}
+
+/* A checkpoint that the job's end has cut short is gone: there is room for what it left none. */
+static void write_what_waits(struct coordinator *coordinator)
+{
+    struct error unheard; /* no rank is left to say it */
+    step_log_catch_up(&coordinator->directory.log, &unheard);
+    if (coordinator->result_waits) write_result(coordinator, &unheard);
+}
+
 void coordinator_conclude(struct coordinator *coordinator)
 {
     if (coordinator->concluded) return;
@@ -177,11 +208,9 @@ void coordinator_conclude(struct coordinator *coordinator)
     end_of(coordinator, &end);
     coordinator_append(coordinator, end_line(&end));
     struct error error;
-    end_of(coordinator, &end); /* with a failure of the log, if any */
-    /* The job as the command has it, by which the command finds that it is done. */
-    Gacc__V1__JobSpec asked = *coordinator->directory.job;
-    asked.digest = (ProtobufCBinaryData){sizeof coordinator->asked_digest, coordinator->asked_digest};
-    if (run_result_write(&asked, &end, &error)) conductor_fail(coordinator->conductor, &error);
+    const int unwritten = write_result(coordinator, &error); /* with a failure of the log, if any */
+    coordinator->result_waits = unwritten && saver_is_busy(coordinator->saver);
+    if (unwritten && !coordinator->result_waits) conductor_fail(coordinator->conductor, &error);
     coordinator->log_is_whole = true;
     watchers_feed(coordinator);
     health_tell(coordinator);
@@ -424,9 +453,10 @@ static void close_all(struct coordinator *coordinator)
 {
     connections_close(&coordinator->connections);
     listeners_close(&coordinator->listeners);
+    saver_close(coordinator->saver);
+    write_what_waits(coordinator);
     leftovers_remove(&coordinator->leftovers, true);
     leftovers_remove_session(&coordinator->leftovers);
-    saver_close(coordinator->saver);
     conductor_close(coordinator->conductor);
     free(coordinator->restore.optimizer_files);
     free(coordinator->restore.optimizers);

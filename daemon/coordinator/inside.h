@@ -66,6 +66,7 @@ struct coordinator {
     bool decision_waits;   /* for the checkpoint under way */
     bool conclusion_waits; /* as well */
     bool log_failed;
+    bool result_waits;                    /* for the room that a checkpoint takes which the end has cut short */
     bool concluded;                       /* the end is decided, and being written */
     bool log_is_whole;                    /* its last line is written, and so is result.json: watchers end behind it */
     bool rank_0_gone;                     /* the end of the process begins */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "daemon/observe/json_writer.h"
@@ -379,7 +378,7 @@ static off_t end_of_lines(int fd, off_t size)
 
 int step_log_open(struct step_log *log, const char *path, struct error *error)
 {
-    log->fd = -1;
+    *log = (struct step_log){.fd = -1};
     size_t length = strlen(path);
     if (length >= sizeof log->path) return error_set(error, STATUS_IO, "%s: the path is too long", path);
     memcpy(log->path, path, length + 1);
@@ -396,26 +395,67 @@ int step_log_open(struct step_log *log, const char *path, struct error *error)
     return 0;
 }
 
-int step_log_append(struct step_log *log, const char *line, struct error *error)
+/* Of the first `bytes` of what waits nothing is left to write. */
+static void forget(struct step_log *log, size_t bytes)
 {
+    log->waiting_bytes -= bytes;
+    memmove(log->waiting, log->waiting + bytes, log->waiting_bytes);
+}
+
+int step_log_catch_up(struct step_log *log, struct error *error)
+{
+    if (!log->waiting_bytes) return 0;
     off_t end = lseek(log->fd, 0, SEEK_END);
-    size_t length = strlen(line);
-    struct iovec parts[] = {{(char *)line, length}, {(char *)"\n", 1}};
     ssize_t written;
     do {
-        written = writev(log->fd, parts, 2);
+        written = write(log->fd, log->waiting, log->waiting_bytes);
     } while (written < 0 && errno == EINTR);
-    if (written == (ssize_t)length + 1) return 0;
     int number = written < 0 ? errno : ENOSPC;
-    /* Half a line would break every reader; if it cannot be taken back the next open does it. */
-    if (written > 0 && end >= 0 && ftruncate(log->fd, end)) number = errno;
+    if (written > 0 && (size_t)written < log->waiting_bytes) {
+        /* Half a line would break every reader. If it cannot be taken back its other half is what comes next. */
+        const char *newline = memrchr(log->waiting, '\n', (size_t)written);
+        ssize_t whole = newline ? newline - log->waiting + 1 : 0;
+        if (end >= 0 && !ftruncate(log->fd, end + whole)) written = whole;
+    }
+    if (written > 0) forget(log, (size_t)written);
+    if (!log->waiting_bytes) return 0;
     return error_set_errno(error, STATUS_IO, number, "%s: cannot write", log->path);
+}
+
+/* The line and its newline, in memory. */
+static int keep(struct step_log *log, const char *line, struct error *error)
+{
+    if (!line) return error_set(error, STATUS_INTERNAL, "%s: out of memory", log->path);
+    const size_t length = strlen(line), needed = log->waiting_bytes + length + 1;
+    if (log->waiting_bytes > STEP_LOG_WAITING_MAX)
+        return error_set(error, STATUS_IO, "%s: cannot write: %zu bytes of lines wait for room already", log->path,
+                         log->waiting_bytes);
+    if (needed > log->waiting_capacity) {
+        char *larger = realloc(log->waiting, 2 * needed);
+        if (!larger) return error_set(error, STATUS_INTERNAL, "%s: out of memory", log->path);
+        log->waiting = larger;
+        log->waiting_capacity = 2 * needed;
+    }
+    memcpy(log->waiting + log->waiting_bytes, line, length);
+    log->waiting[needed - 1] = '\n';
+    log->waiting_bytes = needed;
+    return 0;
+}
+
+int step_log_append(struct step_log *log, const char *line, struct error *error)
+{
+    int status = keep(log, line, error);
+    log->lost |= status != 0;
+    return status ? status : step_log_catch_up(log, error);
 }
 
 int step_log_close(struct step_log *log, struct error *error)
 {
     int fd = log->fd;
+    free(log->waiting);
     log->fd = -1;
+    log->waiting = NULL;
+    log->waiting_bytes = log->waiting_capacity = 0;
     if (fd >= 0 && close(fd)) return error_set_errno(error, STATUS_IO, errno, "%s: cannot close", log->path);
     return 0;
 }

@@ -145,16 +145,25 @@ char *end_line(const struct end_record *record);
 /* The same facts as end_line, as the contents of result.json. */
 char *result_text(const struct end_record *record);
 
+#define STEP_LOG_WAITING_MAX (16u << 20) /* bytes of lines, behind which one more may stand */
+
 struct step_log {
     int fd;
     char path[4096];
+    char *waiting; /* whole lines that are not in the file yet, the oldest first */
+    size_t waiting_bytes, waiting_capacity;
+    bool lost; /* a line for which there was no memory, or with too much waiting before it */
 };
 
 /* Opens PATH for appending, made if need be. A last line cut short by a crash is removed, so that every line stays an
  * object. */
 int step_log_open(struct step_log *log, const char *path, struct error *error);
-/* One write(2) of the line and its newline. What a full disk cut short is taken back. */
+/* Puts the line (NULL: memory was short for it) behind those that wait, and writes them as step_log_catch_up does. */
 int step_log_append(struct step_log *log, const char *line, struct error *error);
+/* Writes what waits, as far as there is room for whole lines. 0: nothing waits any more. Negative: why something
+ * does. */
+int step_log_catch_up(struct step_log *log, struct error *error);
+/* What still waits is lost. */
 int step_log_close(struct step_log *log, struct error *error);
 
 #endif

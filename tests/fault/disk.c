@@ -6,7 +6,10 @@
  *     GACC_DISK_STOP=n         the n-th call and all later ones never happen: their threads wait for the end. What had
  * been made durable by then lies in GACC_DISK_STATE.d: INODE.data as of a file's last fsync, INODE.names as of a
  * directory's. GACC_DISK_FAIL=n:errno   the n-th call fails. errno 0: it writes one byte of what it was given, and says
- * so. GACC_DISK_TRACE=path     one line for each call: its number, name, path.
+ * so. GACC_DISK_FULL=name:line:lines   from the first write to a checkpoint of this name on none finds room, those
+ * beside the checkpoints included, until something of it is removed. So that they meet, the line-th write to log.jsonl
+ * waits for that first one, and that for the refusal of so many lines. GACC_DISK_TRACE=path   one line for each call:
+ * its number, name, path.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -22,18 +25,23 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Of all processes. */
 struct shared {
     atomic_ulong calls;
     atomic_ulong stopped; /* threads that wait */
+    atomic_ulong refused; /* writes beside the checkpoints, while it was full */
+    atomic_ulong lines;   /* written to log.jsonl, or refused */
+    _Atomic enum { ROOMY, FULL, CLEARED } room;
 };
 
 static struct {
     struct shared *shared;
     char root[PATH_MAX], durable[PATH_MAX], trace[PATH_MAX];
-    unsigned long stop, fail;
+    char full[64];
+    unsigned long stop, fail, line, lines;
     int number; /* of the failure */
 } disk;
 
@@ -51,8 +59,14 @@ __attribute__((constructor)) static void begin(void)
     snprintf(disk.durable, sizeof disk.durable, "%s.d", state);
     REAL(mkdir)(disk.durable, 0777);
     if ((word = getenv("GACC_DISK_STOP"))) disk.stop = strtoul(word, NULL, 10);
+    if ((word = getenv("GACC_DISK_FULL"))) sscanf(word, "%63[^:]:%lu:%lu", disk.full, &disk.line, &disk.lines);
     if ((word = getenv("GACC_DISK_TRACE"))) snprintf(disk.trace, sizeof disk.trace, "%s", word);
     if ((word = getenv("GACC_DISK_FAIL"))) sscanf(word, "%lu:%d", &disk.fail, &disk.number);
+}
+
+static bool is_below(const char *path)
+{
+    return disk.shared && !strncmp(path, disk.root, strlen(disk.root));
 }
 
 static bool is_ours(const char *path)
@@ -65,7 +79,7 @@ static bool is_ours(const char *path)
         snprintf(full, sizeof full, "%s/%s", directory, path);
     else
         return false;
-    return !strncmp(full, disk.root, strlen(disk.root)) && strstr(full, "/checkpoints");
+    return is_below(full) && strstr(full, "/checkpoints");
 }
 
 static bool path_of(int fd, char path[PATH_MAX])
@@ -90,6 +104,30 @@ static void trace(unsigned long call, const char *name, const char *path)
 
 enum fate { HAPPENS, FAILS, FALLS_SHORT };
 
+static void wait_a_little(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* The disk is full from now on. */
+static void fill(void)
+{
+    disk.shared->room = FULL;
+    while (disk.shared->refused < disk.lines) wait_a_little();
+}
+
+/* Beside the checkpoints a full disk alone is in the way. */
+static bool finds_room(const char *path)
+{
+    if (!disk.full[0] || !is_below(path)) return true;
+    if (strstr(path, "/log.jsonl") && atomic_fetch_add(&disk.shared->lines, 1) + 1 == disk.line)
+        while (disk.shared->room == ROOMY) wait_a_little();
+    if (disk.shared->room != FULL) return true;
+    atomic_fetch_add(&disk.shared->refused, 1);
+    errno = ENOSPC;
+    return false;
+}
+
 static enum fate meet(const char *name, const char *path)
 {
     unsigned long call = atomic_fetch_add(&disk.shared->calls, 1) + 1;
@@ -97,6 +135,13 @@ static enum fate meet(const char *name, const char *path)
     if (disk.stop && call >= disk.stop) {
         atomic_fetch_add(&disk.shared->stopped, 1);
         for (;;) pause();
+    }
+    const bool writes = strstr(name, "write");
+    if (writes && disk.full[0] && disk.shared->room == ROOMY && strstr(path, disk.full)) fill();
+    if (!strcmp(name, "unlink") && disk.shared->room == FULL) disk.shared->room = CLEARED;
+    if (writes && disk.shared->room == FULL) {
+        errno = ENOSPC;
+        return FAILS;
     }
     if (!disk.fail || call != disk.fail) return HAPPENS;
     errno = disk.number;
@@ -153,7 +198,8 @@ int open64(const char *path, int flags, ...) __attribute__((alias("open")));
 ssize_t write(int fd, const void *bytes, size_t count)
 {
     char path[PATH_MAX];
-    enum fate fate = count > 0 && path_of(fd, path) && is_ours(path) ? meet("write", path) : HAPPENS;
+    enum fate fate = HAPPENS;
+    if (count > 0 && path_of(fd, path)) fate = is_ours(path) ? meet("write", path) : finds_room(path) ? HAPPENS : FAILS;
     return fate == FAILS ? -1 : REAL(write)(fd, bytes, fate == FALLS_SHORT ? 1 : count);
 }
 
@@ -178,7 +224,7 @@ int ftruncate64(int fd, off_t size) __attribute__((alias("ftruncate")));
 int fsync(int fd)
 {
     char path[PATH_MAX];
-    if (path_of(fd, path) && disk.shared && !strncmp(path, disk.root, strlen(disk.root))) {
+    if (path_of(fd, path) && is_below(path)) {
         if (is_ours(path) && meet("fsync", path) == FAILS) return -1;
         remember(fd);
     }

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ EVERY, STEPS = 2, 7
 HEAVY = bool(os.environ.get("GACC_HEAVY"))
 
 
-class Disk(toys.Training):
+class Disk(toys.Training, faults.Faults):
     @classmethod
     def setUpClass(cls):
         cls.shim = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"gacc-disk-{os.getpid()}.so")
@@ -64,16 +65,19 @@ class Disk(toys.Training):
         self.wanted = self.model("run")
         return [(name, path) for _, name, path in sorted(calls, key=lambda call: int(call[0]))]
 
+    def state(self):
+        """Calls, threads that wait, writes beside the checkpoints that a full disk refused, lines, whether it is full: disk.c."""
+        try:
+            with open(self.path("state"), "rb") as file:
+                return struct.unpack("5Q", file.read())
+        except (FileNotFoundError, struct.error):
+            return (0, 0, 0, 0, 0)
+
     def stop(self, call, ranks):
         """Runs the job until its disk stops before this call, and ends it; False: it was over before."""
         self.under(STOP=call)
         running = self.start("job.yaml", ranks=ranks)
-
-        def stands():
-            with open(self.path("state"), "rb") as file:
-                data = file.read()
-            return len(data) == 16 and data[8:] != bytes(8)
-        harness.until(lambda: running.process.poll() is not None or (os.path.exists(self.path("state")) and stands()), 20, f"call {call}")
+        harness.until(lambda: running.process.poll() is not None or self.state()[1], 20, f"call {call}")
         found = running.process.poll() is None
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
@@ -200,11 +204,49 @@ class Disk(toys.Training):
             self.assertEqual((done.status, done.err, self.model("run")), (0, "", self.wanted))
         self.environment = self.plain
 
+    def test_a_full_disk_keeps_no_line_of_the_log(self):
+        """Lines find no room while a checkpoint fails for want of it; behind its end they stand in the log, in order, and training
+        has gone on to the same bytes."""
+        self.job["checkpoint"]["every"] = 4
+        self.job["job"]["steps"] = 10
+        self.write("job.yaml", json.dumps(self.job))
+        for ranks in (0, 2):
+            self.trace(ranks)
+            self.under(FULL="step-00000004:7:2")
+            done = self.run_job("job.yaml", ranks=ranks)
+            self.assertEqual((done.status, self.model("run")), (0, self.wanted), done.err)
+            self.assertGreaterEqual(self.state()[2], 2)
+            self.assertEqual(len(done.own_lines()), 1, done.err)
+            self.assertIn("checkpoint step-00000004 failed: rank ", done.err)
+            self.assertIn("No space left on device", done.err)
+            log = harness.read_log(self.path("run"))
+            self.assertEqual([record["step"] for record in log if record["type"] == "step"], list(range(1, 11)))
+            self.assertEqual([record["type"] for record in log if record["type"] != "step"], ["header", "event", "checkpoint", "end"])
+            self.assertEqual(checkpoints.names(self.path("run")), ["step-00000008"])
+
+    def test_a_job_that_ends_on_a_full_disk_has_its_log_and_result(self):
+        """A rank is killed while a checkpoint takes the room that the last lines and result.json want: both are written when it is
+        gone."""
+        self.job["job"]["steps"] = faults.FOREVER
+        self.job["checkpoint"]["every"] = 4
+        self.write("job.yaml", json.dumps(self.job))
+        self.under(FULL=f"step-00000004:7:{faults.FOREVER}")
+        running = self.start("job.yaml", ranks=2)
+        harness.until(lambda: self.state()[2] >= 2, 20, "a full disk")
+        os.kill(running.ranks()[1], signal.SIGKILL)
+        self.ended(running, time.monotonic())
+        self.assertEqual((self.result()["exit"], self.result()["status"]), (70, "failed"))
+        self.assertIn("rank 1: its process ended", self.result()["reason"])
+        log = harness.read_log(self.path("run"))
+        steps = [record["step"] for record in log if record["type"] == "step"]
+        self.assertEqual((steps, log[-1]["type"]), (list(range(1, len(steps) + 1)), "end"))
+        self.assertGreaterEqual(len(steps), 7)
+
     def test_two_failures_in_a_row_end_the_job_with_74(self):
         """case 22-3: a file system without room for another; the last good one is intact, and the job goes on when there is."""
         if os.getuid() != 0:
             self.skipTest("mounting a small file system needs root")
-        job, text = harness.gpt(steps=12, checkpoint={"every": 2, "keep": 1, "async": False})  # the log wants room meanwhile
+        job, text = harness.gpt(steps=12, checkpoint={"every": 2, "keep": 1})
         self.write("text.txt", text)
         self.assertEqual(self.run_job(job, output="whole").status, 0)
         os.mkdir(self.path("small"))

@@ -493,25 +493,62 @@ static void a_line_cut_by_a_crash_is_removed_on_opening(void **unused)
     expect_file("");
 }
 
-static void what_a_full_disk_cut_short_is_taken_back(void **unused)
+/* A disk on which the file may have so many bytes. */
+static void allow(rlim_t bytes)
+{
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+static void lines_without_room_wait_whole_and_in_order(void **unused)
 {
     (void)unused;
     struct step_log log;
     struct error error;
     open_log(&log);
-    assert_int_equal(step_log_append(&log, "{\"a\":1}", &error), 0);
-    struct rlimit before, small = {12, RLIM_INFINITY};
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &before);
-    small.rlim_max = before.rlim_max;
-    setrlimit(RLIMIT_FSIZE, &small);
-    int result = step_log_append(&log, "{\"b\":2222222222}", &error);
-    setrlimit(RLIMIT_FSIZE, &before);
-    signal(SIGXFSZ, handler);
-    assert_int_equal(result, -STATUS_IO);
+    assert_int_equal(step_log_append(&log, "{\"a\":1}", &error), 0);
+    allow(12);
+    assert_int_equal(step_log_append(&log, "{\"b\":2222222222}", &error), -STATUS_IO);
     assert_non_null(strstr(error.text, path));
+    assert_int_equal(step_log_append(&log, "{\"c\":3}", &error), -STATUS_IO);
+    expect_file("{\"a\":1}\n"); /* what was cut short is taken back */
+    allow(28);
+    assert_int_equal(step_log_catch_up(&log, &error), -STATUS_IO);
+    expect_file("{\"a\":1}\n{\"b\":2222222222}\n");
+    allow(RLIM_INFINITY);
+    assert_int_equal(step_log_append(&log, "{\"d\":4}", &error), 0);
+    assert_int_equal(step_log_catch_up(&log, &error), 0);
+    signal(SIGXFSZ, handler);
+    assert_false(log.lost);
     step_log_close(&log, &error);
-    expect_file("{\"a\":1}\n");
+    expect_file("{\"a\":1}\n{\"b\":2222222222}\n{\"c\":3}\n{\"d\":4}\n");
+}
+
+static void so_many_lines_wait_and_no_more(void **unused)
+{
+    (void)unused;
+    struct step_log log;
+    struct error error = {0};
+    char line[65536] = "";
+    memset(line, 'x', sizeof line - 1);
+    open_log(&log);
+    assert_int_equal(step_log_append(&log, NULL, &error), -STATUS_INTERNAL);
+    assert_true(log.lost);
+    step_log_close(&log, &error);
+    open_log(&log);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    allow(1);
+    size_t waiting = 0;
+    while (step_log_append(&log, line, &error) == -STATUS_IO && !log.lost) waiting++;
+    assert_int_equal(waiting, STEP_LOG_WAITING_MAX / sizeof line + 1);
+    allow(RLIM_INFINITY);
+    signal(SIGXFSZ, handler);
+    assert_int_equal(step_log_catch_up(&log, &error), 0);
+    assert_int_equal(lseek(log.fd, 0, SEEK_END), (off_t)(waiting * sizeof line));
+    step_log_close(&log, &error);
 }
 
 static void what_cannot_be_opened_or_written_is_named(void **unused)
@@ -544,7 +581,8 @@ int main(void)
         cmocka_unit_test(any_bytes_make_a_valid_string),
         cmocka_unit_test_setup_teardown(lines_are_appended_to_what_is_there, fresh_file, remove_file),
         cmocka_unit_test_setup_teardown(a_line_cut_by_a_crash_is_removed_on_opening, fresh_file, remove_file),
-        cmocka_unit_test_setup_teardown(what_a_full_disk_cut_short_is_taken_back, fresh_file, remove_file),
+        cmocka_unit_test_setup_teardown(lines_without_room_wait_whole_and_in_order, fresh_file, remove_file),
+        cmocka_unit_test_setup_teardown(so_many_lines_wait_and_no_more, fresh_file, remove_file),
         cmocka_unit_test(what_cannot_be_opened_or_written_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
