@@ -139,7 +139,7 @@ class Kills(faults.Faults):
         for number, state in enumerate(STATES, 1):
             shutil.rmtree(os.path.join(self.directory, "run"), ignore_errors=True)
             running = self.start("job.yaml", ranks=0)
-            harness.until(lambda: harness.executable_of(running.process.pid) == os.path.realpath(harness.GACCD), 5, "gaccd")
+            harness.wait_for(lambda: harness.executable_of(running.process.pid) == os.path.realpath(harness.GACCD), 5, "gaccd")
             trap = breakpoint.Breakpoint(running.process.pid, harness.GACCD, "state")  # of control_client.c: told of each
             left = 1 if state in ("EVALUATE", "FINISHED") else 8 if state.startswith("MICRO_") else 3
             while (registers := trap.hit()) is not None:

@@ -24,7 +24,7 @@ class Output(faults.Faults):
 
     def test_a_disk_that_fills_while_training(self):
         self.small_disk("1m")
-        job = self.start(self.gpt(steps=faults.FOREVER), output="small/run").until_step(3)
+        job = self.start(self.gpt(steps=faults.FOREVER, checkpoint={"every": 0}), output="small/run").until_step(3)
         with open(os.path.join(self.directory, "small", "filler"), "wb", buffering=0) as filler:
             try:
                 while filler.write(bytes(4096)):
@@ -75,7 +75,7 @@ class Output(faults.Faults):
         self.assertEqual(self.log(), [])
 
     def test_a_run_directory_that_is_removed(self):
-        job = self.start(self.gpt(steps=300)).until_step(3)
+        job = self.start(self.gpt(steps=3000, checkpoint={"every": 0})).until_step(3)
         shutil.rmtree(job.output)
         self.check_line(job.wait(60), 74, "run/final/model.safetensors.tmp: No such file or directory")
 

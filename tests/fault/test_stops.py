@@ -154,7 +154,7 @@ class Stops(faults.Faults):
 
     def test_who_is_stopped_for_less_than_the_timeout_goes_on(self):
         """Told of after two seconds, on stderr, in the log and in status; the end has the bytes of the run without a stop."""
-        job = self.gpt(steps=60)
+        job = self.gpt(steps=1500)
         self.assertEqual(self.run_job(job, output="whole").status, 0)
         with open(os.path.join(self.directory, "whole", "final", "model.safetensors"), "rb") as file:
             whole = file.read()
@@ -210,12 +210,14 @@ class Stops(faults.Faults):
         chance = random.Random(1)
         for victim in (0, 1, "coordinator"):
             job = self.gpt(steps=30)
-            running = self.start(job).until_step(28)
-            pid = running.connection()["pid"] if victim == "coordinator" else running.ranks().get(victim)
+            running = self.start(job).meet()
+            pid = running.connection()["pid"] if victim == "coordinator" else running.ranks()[victim]
+            running.let_go()
+            running.until_step(28)
             time.sleep(0.05 * chance.random())
             try:
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, TypeError):
+            except ProcessLookupError:
                 pass  # it was over
             done = self.ended(running, time.monotonic())
             self.assertLessEqual(len(done.own_lines()), 1, done.err)

@@ -14,8 +14,8 @@ SUPERVISOR = os.path.join(harness.ROOT, "deploy", "gaccd-run")
 
 
 class Supervisor(faults.Faults):
-    def job(self, steps=300, **checkpoint):
-        job = self.gpt(steps=steps, checkpoint={"every": 20, **checkpoint})
+    def job(self, steps=900, **checkpoint):
+        job = self.gpt(steps=steps, checkpoint={"every": 60, **checkpoint})
         self.write("job.yaml", json.dumps(job))
 
     def supervise(self, *options, job="job.yaml", arguments=()):

@@ -21,10 +21,13 @@ CODE = grpc.StatusCode
 class Interop(control.Steered):
     """One job each; its steps go on whatever is done to its port."""
 
-    def begin_tape(self, steps=10**9, output="run", **sections):
+    def start_tape(self, steps=10**9, output="run", **sections):
         job, text = harness.tape(steps=steps, **sections)
         self.write("tape.csv", text)
-        return self.start(job, ranks=0, output=output).until_step(3)
+        return self.start(job, ranks=0, output=output)
+
+    def begin_tape(self, **how):
+        return self.start_tape(**how).until_step(3)
 
     def channel(self, running, options=()):
         channel = grpc.insecure_channel(running.connection()["endpoint"], options)
@@ -134,16 +137,18 @@ class Interop(control.Steered):
     def test_words_of_any_language_come_through(self):
         """The failure of a checkpoint names its path: Größe 100 % 日本."""
         output = "Größe 100 % 日本"
-        running = self.begin_tape(output=output)
+        running = self.begin_tape(output=output, checkpoint={"every": 0})
         self.write(os.path.join(output, "checkpoints"), "a file")
         details = self.refused(CODE.INTERNAL, lambda: self.checkpoint(control_pb2_grpc.ControlStub(self.channel(running))))
         self.assertIn(f"{output}/checkpoints", details)
 
     def test_a_job_that_ends_ends_its_streams_behind_the_last_line(self):
         """Several streams of one connection drain; what comes later finds nobody."""
-        running = self.begin_tape(steps=3000)
+        running = self.start_tape(steps=3000).meet()
         stub = control_pb2_grpc.ControlStub(self.channel(running))
         streams = [stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60) for _ in range(3)]
+        stub.GetStatus(control_pb2.GetStatusRequest(), timeout=20)
+        running.let_go()
         for stream in streams:
             steps = [record.step for record in stream if json.loads(record.json)["type"] == "step"]
             self.assertEqual(steps, list(range(1, 3001)))

@@ -119,7 +119,7 @@ class Linear(Mixed):
         job = self.linear(optimizer_=SGD)
         job["job"]["steps"] = 1000
         alone = self.outcome(job, ["gaccd", "gaccd"], "alone")
-        running = self.mpirun(job, ["gaccd", "linear"], "mixed").until_step(1)
+        running = self.met(self.mpirun(job, ["gaccd", "linear"], "mixed"), step=1)
         stub = self.stub(running)
         held = self.pause(stub)
         harness.until(lambda: {rank.state for rank in self.status(stub).ranks} == {stubs.workers_pb2.STATE_PAUSED}, 10, "paused")

@@ -14,12 +14,6 @@ OK, REFUSED, INVALID = "OK", grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCod
 SLOW = 4096  # weights 1/SLOW add up exactly
 
 
-def long_windows(steps=10**6, **keys):
-    """A window of a second or so: what is asked for in it can be seen waiting."""
-    return toys.job_of({"type": "mlp", "inputs": 1, "hidden": [512, 512], "outputs": 1}, steps=steps, batch=2048, micro=1,
-                       lr=1e-3, **keys)
-
-
 def slow_tape(steps=10**6, ranks=1, **keys):
     """Every window has the gradient 1 of both weights, which two ranks share, in thousands of micro-batches."""
     keys.setdefault("batch", SLOW * ranks)
@@ -28,6 +22,10 @@ def slow_tape(steps=10**6, ranks=1, **keys):
 
 class Steered(checkpoints.Checkpoints):
     """Jobs are ended at the end of a test."""
+
+    def setUp(self):
+        super().setUp()
+        self.stubs = {}
 
     def tearDown(self):
         for running in self.running:
@@ -40,15 +38,28 @@ class Steered(checkpoints.Checkpoints):
         columns = job["model"].get("size", 2)
         self.write("data", toys.csv_text(job, rows or [(1,) + (1.0,) * columns] * job["batch"]["global"]))
         job["data"].setdefault("train", "data")
-        running = self.start(job, ranks=0 if ranks == 1 else ranks, output=output, arguments=arguments, mpirun=mpirun)
-        return running.until_step(step) if step else running
+        return self.met(self.start(job, ranks=0 if ranks == 1 else ranks, output=output, arguments=arguments, mpirun=mpirun), step)
+
+    def met(self, running, step=0):
+        """Has a connection before the job begins, and hears of its step at once: so a job of few steps is met in time."""
+        stub = self.stub(running.meet())
+        watching = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60) if step else ()
+        running.let_go()
+        for record in watching:
+            if record.step >= step:
+                watching.cancel()
+                break
+        return running
 
     def stub(self, running):
-        harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 20, "connection.json")
-        connection = running.connection()
-        channel = grpc.insecure_channel(connection["endpoint"])
-        self.addCleanup(channel.close)
-        return control_pb2_grpc.ControlStub(channel)
+        """The one of this job."""
+        if running not in self.stubs:
+            harness.wait_for(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 20, "connection.json")
+            channel = grpc.insecure_channel(running.connection()["endpoint"])
+            self.addCleanup(channel.close)
+            grpc.channel_ready_future(channel).result(20 * harness.SLOWER)
+            self.stubs[running] = control_pb2_grpc.ControlStub(channel)
+        return self.stubs[running]
 
     def status(self, stub):
         return stub.GetStatus(control_pb2.GetStatusRequest(), timeout=20)
@@ -102,7 +113,7 @@ class Steered(checkpoints.Checkpoints):
         job["data"]["train"] = "data"
         self.write("data", toys.csv_text(job, [(1, 1.0, 1.0)] * job["batch"]["global"]))
         running = self.start(job)
-        harness.until(lambda: 1 in running.ranks(), 20, "rank 1")
+        harness.wait_for(lambda: 1 in running.ranks(), 20, "rank 1")
         late = running.ranks()[1]
         os.kill(late, signal.SIGSTOP)
         return running, late

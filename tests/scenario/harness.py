@@ -3,6 +3,7 @@
 Each test gets a directory of its own, and leaves nothing behind: no process, socket or shared-memory file, which is checked at
 its end.
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -33,6 +34,9 @@ PROMPT = float(os.environ.get("GACC_PROMPT") or (2 if os.getloadavg()[0] < 3 els
 
 # How many times longer everything may take: programs with sanitizers.
 SLOWER = float(os.environ.get("GACC_SLOWER", 1))
+
+# How many seconds a test is late whenever it has waited for a job: one that passes with 1 as well does not rest on a slow machine.
+LATE = float(os.environ.get("GACC_LATE", 0))
 
 SANITIZER = os.environ.get("GACC_SANITIZER")  # address, thread; None: none
 
@@ -103,6 +107,27 @@ class Running:
         with open(os.path.join(self.output, "connection.json")) as file:
             return json.load(file)
 
+    def meet(self):
+        """Stops rank 0 before it begins to train: the job lasts until it is let go."""
+        wait_for(lambda: 0 in self.ranks(), 20, "rank 0")
+        rank = self.ranks()[0]
+        path = os.path.join(self.output, "connection.json")
+        wait_for(lambda: os.path.exists(path), 20, "connection.json", 0.001)
+        os.kill(rank, signal.SIGSTOP)
+        return self
+
+    def let_go(self):
+        os.kill(self.ranks()[0], signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def held(self):
+        """Whatever is under way does not end meanwhile."""
+        os.kill(self.ranks()[0], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.let_go()
+
     def until_step(self, step, limit=20):
         """Waits until the log holds this step."""
         def there():
@@ -120,9 +145,9 @@ class Running:
         found = {}
         for pid in self.scenario.processes():
             variables = environment_of(pid)
-            # The coordinator has the variables of rank 0, whose child it is.
+            # The coordinator has the variables of rank 0, whose child it is, and at first its name.
             if os.path.basename(executable_of(pid)) == "gaccd" and name_of(pid) == "gaccd":
-                found[int(variables.get("OMPI_COMM_WORLD_RANK", 0))] = pid
+                found.setdefault(int(variables.get("OMPI_COMM_WORLD_RANK", 0)), pid)
         return found
 
 
@@ -194,7 +219,7 @@ class Scenario(unittest.TestCase):
     def processes(self):
         """Everything that a job of this test started and that still runs."""
         found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        for pid in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
             if int(pid) != os.getpid() and environment_of(pid).get("GACC_SCENARIO") == self.mark and not is_zombie(pid):
                 found.append(int(pid))
         return found
@@ -241,12 +266,17 @@ def read_log(output, kind=None):
     return [record for record in records if kind in (None, record["type"])]
 
 
-def until(condition, limit, what):
+def wait_for(condition, limit, what, pause=0.02):
     end = time.monotonic() + limit * SLOWER
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {limit} s: {what}")
-        time.sleep(0.02)
+        time.sleep(pause)
+
+
+def until(condition, limit, what):
+    wait_for(condition, limit, what)
+    time.sleep(LATE)
 
 
 def until_empty(what, limit):

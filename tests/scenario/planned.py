@@ -3,6 +3,8 @@ import json
 import os
 import signal
 
+import numpy
+
 import harness
 from memory import peak
 
@@ -26,7 +28,8 @@ class Planned(harness.Scenario):
         if harness.SANITIZER:
             self.skipTest("a sanitizer takes and keeps memory of its own")
         tokens = job["batch"]["global"] * job["model"]["context"]
-        self.write("text.txt", (1 + 4 * tokens // len(text)) * text)
+        text = (1 + 4 * tokens // len(text)) * text
+        self.write(job["data"]["train"], text if job["data"]["format"] == "bytes" else numpy.frombuffer(text.encode(), "u1").astype("<u2").tobytes())
         planned = self.plan(job, "-n", str(ranks))["memory"]["all"]
         self.count += 1
         running = self.start(job, ranks, output=f"run{self.count}")

@@ -1,5 +1,4 @@
 """What operators ask a running job for, through its gRPC port: checkpoints and the end, each at a step boundary."""
-import concurrent.futures
 import os
 import signal
 import time
@@ -8,7 +7,7 @@ import checkpoints
 import control
 import harness
 import toys
-from control import REFUSED, long_windows, slow_tape
+from control import REFUSED, slow_tape
 from stubs import control_pb2
 
 
@@ -38,16 +37,17 @@ class Asking(control.Steered):
             self.assertTrue(before <= first["at"] <= time.time())
 
     def test_all_who_ask_in_one_window_get_the_same_one(self):
-        running = self.begin(long_windows())
+        running = self.begin(slow_tape())
         stub = self.stub(running)
-        running.until_step(len(running.log("step")) + 1)
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(lambda _: self.checkpoint(stub), range(8)))
+        with running.held():
+            calls = [stub.Checkpoint.future(control_pb2.CheckpointRequest(wait=True), timeout=60) for _ in range(8)]
+            self.status(stub)
+        replies = [call.result() for call in calls]
         self.assertEqual(len({(reply.name, reply.effect.step) for reply in replies}), 1)
         self.assertEqual(checkpoints.names(running.output), [replies[0].name])
 
     def test_a_checkpoint_that_fails_says_why(self):
-        running = self.begin(slow_tape())
+        running = self.begin(slow_tape(checkpoint={"every": 0}))
         stub = self.stub(running)
         self.write("run/checkpoints", "in the way")
         words = self.refused(control.grpc.StatusCode.INTERNAL, lambda: self.checkpoint(stub))
@@ -106,22 +106,22 @@ class Asking(control.Steered):
 
     def test_asking_twice(self):
         """Stop, and stop; stop, and finish."""
-        running = self.begin(long_windows())
+        running = self.begin(slow_tape())
         stub = self.stub(running)
-        running.until_step(len(running.log("step")) + 1)
-        calls = [stub.Stop.future(control_pb2.StopRequest(), timeout=60) for _ in range(3)]
-        harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
-        self.assertEqual(self.status(stub).phase, "stopping")
-        self.assertIn("asked to stop behind a checkpoint already", self.refused(REFUSED, lambda: self.stop(stub, finish=True)))
+        with running.held():
+            calls = [stub.Stop.future(control_pb2.StopRequest(), timeout=60) for _ in range(3)]
+            harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
+            self.assertEqual(self.status(stub).phase, "stopping")
+            self.assertIn("asked to stop behind a checkpoint already", self.refused(REFUSED, lambda: self.stop(stub, finish=True)))
         self.assertEqual(len({call.result().step for call in calls}), 1)
         self.end(running, 75)
         self.assertEqual([record["accepted"] for record in self.controls(running)], [False, True, True, True])
-        running = self.begin(long_windows(), output="second")
+        running = self.begin(slow_tape(), output="second")
         stub = self.stub(running)
-        running.until_step(len(running.log("step")) + 1)
-        finish = stub.Stop.future(control_pb2.StopRequest(finish=True), timeout=60)
-        harness.until(lambda: "stop --finish" in self.status(stub).requests, 20, "the request")
-        self.assertIn("asked to finish already", self.refused(REFUSED, lambda: self.stop(stub)))
+        with running.held():
+            finish = stub.Stop.future(control_pb2.StopRequest(finish=True), timeout=60)
+            harness.until(lambda: "stop --finish" in self.status(stub).requests, 20, "the request")
+            self.assertIn("asked to finish already", self.refused(REFUSED, lambda: self.stop(stub)))
         self.assertGreater(finish.result().step, 1)
         self.end(running, 0)
 
@@ -145,22 +145,23 @@ class Asking(control.Steered):
         self.assertIn("asked to stop before the first step", self.result()["reason"])
 
     def test_who_has_hung_up_gets_no_answer_and_what_he_asked_for(self):
-        running = self.begin(long_windows())
+        running = self.begin(slow_tape())
         stub = self.stub(running)
-        running.until_step(len(running.log("step")) + 1)
-        call = stub.Stop.future(control_pb2.StopRequest(), timeout=60)
-        harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
-        call.cancel()
+        with running.held():
+            call = stub.Stop.future(control_pb2.StopRequest(), timeout=60)
+            harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
+            call.cancel()
+            self.status(stub)
         self.end(running, 75)
         self.assertEqual([record["method"] for record in self.controls(running)], ["Stop"])
 
     def test_whoever_waits_hears_of_the_end(self):
-        running = self.begin(long_windows())
+        running = self.begin(slow_tape(ranks=2), ranks=2)
         stub = self.stub(running)
-        running.until_step(len(running.log("step")) + 1)
+        os.kill(running.ranks()[0], signal.SIGSTOP)
         call = stub.Checkpoint.future(control_pb2.CheckpointRequest(), timeout=60)
         harness.until(lambda: "checkpoint" in self.status(stub).requests, 20, "the request")
-        os.kill(running.ranks()[0], 9)
+        os.kill(running.ranks()[0], signal.SIGKILL)
         words = self.refused(control.grpc.StatusCode.ABORTED, call.result)
         self.assertIn("the job has ended before: rank 0", words)
         running.wait()

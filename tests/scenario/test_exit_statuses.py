@@ -169,7 +169,7 @@ class ExitStatuses(harness.Scenario):
     def test_an_unfinished_job_begins_anew_with_a_new_header(self):
         job, text = harness.gpt(steps=20)
         self.write("text.txt", text)
-        running = self.start(dict(job, job={"name": "gpt", "steps": 10**9})).until_step(2)
+        running = self.start(dict(job, job={"name": "gpt", "steps": 10**9}, checkpoint={"every": 0})).until_step(2)
         os.kill(running.ranks()[0], signal.SIGKILL)
         running.wait(20)
         self.assertEqual(self.run_job(job).status, 0)

@@ -37,14 +37,24 @@ class Gaccctl(harness.Scenario):
         self.assertIn("phase      training", people)
         self.end(job)
 
+    def watch_from_the_first_step(self, met):
+        """The job is let go when the coordinator has gaccctl's connection."""
+        sockets = f"/proc/{met.connection()['pid']}/fd"
+        before = len(os.listdir(sockets))
+        watching = subprocess.Popen([harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json"], cwd=self.directory,
+                                    env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        harness.wait_for(lambda: len(os.listdir(sockets)) > before, 20, "the connection")
+        met.let_go()
+        out, err = watching.communicate(timeout=60 * harness.SLOWER)
+        self.assertEqual((watching.returncode, err), (0, ""))
+        return out
+
     def test_watching_from_the_first_step_gives_the_lines_of_the_log(self):
         short = dict(self.job, job={"name": "gpt", "steps": 200})
-        job = self.start(short)
-        harness.until(lambda: os.path.exists(os.path.join(job.output, "connection.json")), 10, "connection.json")
-        done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
-        self.assertEqual((done.status, done.err), (0, ""))
+        job = self.start(short).meet()
+        out = self.watch_from_the_first_step(job)
         job.wait()
-        self.assertEqual([json.loads(line) for line in done.out.splitlines()], job.log())
+        self.assertEqual([json.loads(line) for line in out.splitlines()], job.log())
         self.assertEqual(len(job.log("step")), 200)
 
     def test_no_run(self):
@@ -67,13 +77,11 @@ class Gaccctl(harness.Scenario):
         """As steps' rows and lines; status says when the last one was."""
         job = dict(self.job, evaluation={"every": 10}, job={"name": "gpt", "steps": 40})
         job["data"] = dict(job["data"], validation=0.1)
-        running = self.start(job)
-        harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
-        done = self.call(harness.GACCCTL, "--run", "run", "watch", "--from", "1", "--json")
-        self.assertEqual((done.status, done.err), (0, ""))
+        running = self.start(job).meet()
+        out = self.watch_from_the_first_step(running)
         running.wait()
         self.assertEqual([record["step"] for record in running.log("eval")], [10, 20, 30, 40])
-        self.assertEqual([json.loads(line) for line in done.out.splitlines()], running.log())
+        self.assertEqual([json.loads(line) for line in out.splitlines()], running.log())
 
         running = self.start(dict(job, job={"name": "gpt", "steps": 10**9}), output="again").until_step(15)
         harness.until(lambda: running.log("eval"), 10, "an evaluation")

@@ -7,7 +7,7 @@ import checkpoints
 import control
 import harness
 import toys
-from control import REFUSED, long_windows, slow_tape
+from control import REFUSED, slow_tape
 from stubs import control_pb2, workers_pb2
 
 PAUSED = workers_pb2.STATE_PAUSED
@@ -41,7 +41,7 @@ class Pausing(control.Steered):
             with self.subTest(ranks=ranks):
                 whole, paused = f"whole{ranks}", f"paused{ranks}"
                 self.assertEqual(self.run_job(job, ranks=ranks, output=whole).status, 0)
-                running = self.start(job, ranks=ranks, output=paused)
+                running = self.met(self.start(job, ranks=ranks, output=paused))
                 stub, behind = self.stub(running), []
                 for _ in range(12):  # over an evaluation and a checkpoint
                     behind.append(self.pause(stub).step)
@@ -124,18 +124,20 @@ class Pausing(control.Steered):
         self.assert_near(self.weight(), -here.optimizer_steps, 0)
 
     def test_what_cannot_be(self):
-        running = self.begin(long_windows())
+        running = self.begin(slow_tape())
         stub = self.stub(running)
         self.assertEqual(self.refused(REFUSED, lambda: self.resume(stub)), "the job is not paused")
-        running.until_step(len(running.log("step")) + 1)
-        pause = stub.Pause.future(control_pb2.PauseRequest(), timeout=60)
-        harness.until(lambda: list(self.status(stub).requests) == ["pause"], 20, "the request")
-        effect = self.resume(stub)
-        self.assertIn("Resume came before", self.refused(control.grpc.StatusCode.ABORTED, pause.result))
+        with running.held():
+            pause = stub.Pause.future(control_pb2.PauseRequest(), timeout=60)
+            harness.until(lambda: list(self.status(stub).requests) == ["pause"], 20, "the request")
+            resume = stub.Resume.future(control_pb2.ResumeRequest(), timeout=60)
+            self.assertIn("Resume came before", self.refused(control.grpc.StatusCode.ABORTED, pause.result))
+        effect = resume.result()
         running.until_step(effect.step + 1)
-        stop = stub.Stop.future(control_pb2.StopRequest(), timeout=60)
-        harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
-        self.assertIn("asked to stop", self.refused(REFUSED, lambda: self.pause(stub)))
+        with running.held():
+            stop = stub.Stop.future(control_pb2.StopRequest(), timeout=60)
+            harness.until(lambda: "stop" in self.status(stub).requests, 20, "the request")
+            self.assertIn("asked to stop", self.refused(REFUSED, lambda: self.pause(stub)))
         stop.result()
         self.end(running, 75)
         log = [(record["method"], record["accepted"]) for record in self.controls(running)]

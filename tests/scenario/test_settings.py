@@ -9,7 +9,7 @@ import checkpoints
 import control
 import harness
 import toys
-from control import INVALID, REFUSED, long_windows, slow_tape
+from control import INVALID, REFUSED, slow_tape
 from stubs import control_pb2
 
 SLOW = control.SLOW
@@ -56,9 +56,8 @@ class Setting(control.Steered):
         job = toys.job_of({"type": "linear", "inputs": 1, "bias": True,
                            "init": {"values": {"weight": [0.5], "bias": [0.25]}}}, steps=3000, batch=2, micro=1, lr=2.0**-8, compute="fp64",
                           optimizer_={"groups": [{"match": "bias", "lr": 2.0**-10}]})
-        running = self.begin(job, rows=[(1, 1.0, 1.0), (1, -0.5, 0.25)], step=0)
+        running = self.begin(job, rows=[(1, 1.0, 1.0), (1, -0.5, 0.25)])
         stub = self.stub(running)
-        self.until_phase(stub, "training")
         at = self.set(stub, optimizer__lr=2.0**-6).effect.step
         self.end(running, 0)
         self.assertLess(at, 3000)
@@ -208,18 +207,18 @@ class Setting(control.Steered):
         self.assertEqual(self.result()["total_steps"], done + 40)
 
     def test_in_a_window_all_or_none(self):
-        running = self.begin(long_windows(control={"listen": "tcp://127.0.0.1:0"}), step=0)
+        running = self.begin(slow_tape(control={"listen": "tcp://127.0.0.1:0"}), step=0)
         stub = self.stub(running)
         token = running.connection()["token"]
         metadata = [("authorization", f"Bearer {token}")]
         status = lambda: stub.GetStatus(control_pb2.GetStatusRequest(), metadata=metadata, timeout=20)  # noqa: E731
         harness.until(lambda: status().phase == "training", 20, "training")
-        running.until_step(len(running.log("step")) + 1)
         two = [control_pb2.Setting(path=path, value=value) for path, value in (("optimizer.lr", "0.5"), ("optimizer.clip_norm", "-1"))]
         self.assertIn("optimizer.clip_norm: ", self.refused(INVALID, lambda: stub.SetParameters(
             control_pb2.SetParametersRequest(settings=two), metadata=metadata, timeout=60)))
-        good = stub.SetParameters.future(control_pb2.SetParametersRequest(settings=two[:1]), metadata=metadata, timeout=60)
-        harness.until(lambda: list(status().requests) == ["set optimizer.lr"], 20, "the request")
+        with running.held():
+            good = stub.SetParameters.future(control_pb2.SetParametersRequest(settings=two[:1]), metadata=metadata, timeout=60)
+            harness.until(lambda: list(status().requests) == ["set optimizer.lr"], 20, "the request")
         self.assertEqual(good.result().changes[0].now, "0.5")
         refused, accepted = self.settings(running)
         self.assertEqual((refused["accepted"], refused["changes"], accepted["accepted"]), (False, [], True))

@@ -2,7 +2,6 @@
 import json
 import os
 import selectors
-import signal
 import time
 
 import grpc
@@ -78,14 +77,12 @@ class Watching(harness.Endless):
             job, text = harness.tape(steps=steps, rows=[(1, "inf", 1)] + [(1, 1, 1)] * (2 * rows - 1))
             job["batch"] = {"global": rows, "micro": rows}
             self.write("tape.csv", text)
-            running = self.start(job, ranks=0, output=f"run{rows}")
-            harness.until(lambda: os.path.exists(os.path.join(running.output, "connection.json")), 10, "connection.json")
-            os.kill(running.process.pid, signal.SIGSTOP)  # or a fast machine is done before anybody watches
+            running = self.start(job, ranks=0, output=f"run{rows}").meet()
             with grpc.insecure_channel(running.connection()["endpoint"]) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
                 watching = stub.WatchSteps(control_pb2.WatchStepsRequest(from_step=1), timeout=60 * harness.SLOWER)
                 stub.GetStatus(control_pb2.GetStatusRequest(), timeout=10)
-                os.kill(running.process.pid, signal.SIGCONT)
+                running.let_go()
                 records = list(watching)
             self.assertEqual(running.wait().status, 0)
             self.assertEqual([record.step for record in records], sorted(odd + list(range(2, 2 * steps + 1, 2))))
