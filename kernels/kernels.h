@@ -202,9 +202,9 @@ struct kernel_table {
                                struct attention_shape shape);
 
     /* --- losses --------------------------------------------------------------------------------------------- */
-    /* logits [rows, stride], of which the first `classes` columns count; target [rows] in 0…classes−1. Each `repeat`
-     * rows, one after the other, share a weight and a seed: weight [rows/repeat] double, seed [rows/repeat] wide.
-     * *loss_sum
+    /* logits [rows, stride], of which the first `classes` columns count; target [rows] in 0…classes−1, or negative:
+     * masked, as a row of weight 0 is. Each `repeat` rows, one after the other, share a weight and a seed: weight
+     * [rows/repeat] double, seed [rows/repeat] wide. *loss_sum
      * += Σ weight·ℓ, in double and in a fixed order. With seed (S·averaging·weight) not NULL the logits are replaced by
      * their gradient (p − onehot)·seed, columns classes…stride−1 and rows of weight 0 by 0. A row one of whose logits
      * is not finite has a NaN loss and gradient: what overflowed is not taken for a probability of 0. */

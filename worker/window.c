@@ -57,8 +57,7 @@ static struct range micro_batch_positions(const Gacc__V1__Plan *plan, uint32_t i
 static uint64_t sequence_at(const struct session *session, const Gacc__V1__Plan *plan, uint64_t position)
 {
     if (session->options.reversed) position = plan->first + (plan->first + plan->count - 1 - position);
-    return order_sequence(session->job->data->order, session->job->job->seed, plan->epoch,
-                          data_sequences(session->train), position);
+    return data_sequence_at(session->train, session->job->job->seed, plan->epoch, position);
 }
 
 int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t index, struct error *error)

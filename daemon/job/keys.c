@@ -73,6 +73,10 @@ static const struct choice verify_rules[] = {
 #define IF_TAPE {BY_MODEL, BIT(MODEL(TAPE))}
 #define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
+#define IF_TOKENS \
+    {BY_FORMAT, BIT(FORMAT(BYTES)) | BIT(FORMAT(U16)) | BIT(FORMAT(U32)) | BIT(FORMAT(LLMC))}
+#define IF_MASKED \
+    {BY_FORMAT, BIT(FORMAT(BYTES)) | BIT(FORMAT(U16)) | BIT(FORMAT(U32)) | BIT(FORMAT(LLMC)) | BIT(FORMAT(IDX))}
 #define IF_IDX {BY_FORMAT, BIT(FORMAT(IDX))}
 #define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
 #define IF_FP32_SUMS {BY_COMPUTE, BIT(COMPUTE(FP32)) | BIT(COMPUTE(BF16)) | BIT(COMPUTE(FP16))}
@@ -177,6 +181,22 @@ const struct key keys[] = {
      .help = "As train, or the fraction that is cut from the end of the training data."},
     {"data.order", KEY_CHOICE, OF_DATA(order), .fallback = "shuffled", .choices = orders,
      .help = "shuffled: a new order every epoch, from the seed."},
+    {"data.mix", KEY_U32_LIST, OF_DATA(n_mix), .fallback = "", .least = 1, .most = COUNT_MOST,
+     .help = "A whole number for each file of data.train (what a glob matches counts one by one): its parts of an epoch, which "
+             "is as long as all files together. [1, 3]: a quarter of the first, three of the second. All sequences of a file "
+             "are read before one of them is read again. Without it every sequence once."},
+    {"data.document_ends", KEY_U32_LIST, OF_DATA(n_document_ends), .fallback = "", .most = 4294967295., WHEN(IF_TOKENS),
+     .help = "Tokens that end a document: the target behind one, the first of the next document, weighs 0. Attention "
+             "still sees what stands before it."},
+    {"data.mask", KEY_SECTION, NOWHERE, WHEN(IF_MASKED),
+     .help = "Which targets weigh 0: neither their loss nor their gradient is there, and they do not count in W."},
+    {"data.mask.values", KEY_U32_LIST, OF_DATA(n_masked), .fallback = "", .most = 4294967295., WHEN(IF_MASKED),
+     .help = "Targets of these values: tokens, such as one for padding, or labels, such as 255 for unlabelled."},
+    {"data.mask.train", KEY_PATHS, OF_DATA(n_masks), .fallback = "", WHEN(IF_MASKED),
+     .help = "Files without a header, one for each file of data.train, with a byte for each of its tokens or images: 0 for "
+             "one that is not learned as a target, 1 for one that is."},
+    {"data.mask.validation", KEY_PATHS, OF_DATA(n_validation_masks), .fallback = "", WHEN(IF_MASKED),
+     .help = "One for each file of data.validation."},
     {"data.labels", KEY_SECTION, NOWHERE, WHEN(IF_IDX), .help = "What is to be said of the images."},
     {"data.labels.train", KEY_PATHS, OF_DATA(n_labels), WHEN(IF_IDX),
      .help = "Idx files, one for each file of data.train in the same order: of every image its y0, y1, …, as they are."},
@@ -403,6 +423,11 @@ ADJACENT(Gacc__V1__DataSection, n_train, train);
 ADJACENT(Gacc__V1__DataSection, n_validation, validation);
 ADJACENT(Gacc__V1__DataSection, validation, validation_fraction);
 ADJACENT(Gacc__V1__DataSection, n_labels, labels);
+ADJACENT(Gacc__V1__DataSection, n_masks, masks);
+ADJACENT(Gacc__V1__DataSection, n_validation_masks, validation_masks);
+ADJACENT(Gacc__V1__DataSection, n_masked, masked);
+ADJACENT(Gacc__V1__DataSection, n_document_ends, document_ends);
+ADJACENT(Gacc__V1__DataSection, n_mix, mix);
 ADJACENT(Gacc__V1__DataSection, n_validation_labels, validation_labels);
 ADJACENT(Gacc__V1__ModelSection, n_hidden, hidden);
 ADJACENT(Gacc__V1__ModelSection, n_init_values, init_values);

@@ -175,6 +175,11 @@ static int data_for_model(struct loading *loading)
     return 0;
 }
 
+static bool has_classes(const Gacc__V1__ModelSection *model)
+{
+    return model->type == GACC__V1__MODEL_TYPE__MODEL_GPT || model->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY;
+}
+
 /* What belongs to data files, file by file. */
 static int companions(struct loading *loading)
 {
@@ -188,11 +193,29 @@ static int companions(struct loading *loading)
          data->format == GACC__V1__DATA_FORMAT__FORMAT_IDX},
         {"data.labels.validation", "data.validation", data->n_validation_labels, data->n_validation,
          data->format == GACC__V1__DATA_FORMAT__FORMAT_IDX},
+        {"data.mask.train", "data.train", data->n_masks, data->n_train, false},
+        {"data.mask.validation", "data.validation", data->n_validation_masks, data->n_validation, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].count != rows[i].files && (rows[i].needed || rows[i].count))
             return fail(loading, rows[i].key, "%zu file%s for the %zu of %s", rows[i].count,
                         rows[i].count == 1 ? "" : "s", rows[i].files, rows[i].of);
+    if (data->n_masked && !has_classes(loading->job->model))
+        return fail(loading, "data.mask.values", "is for targets that are classes or tokens: model.loss cross_entropy");
+    return 0;
+}
+
+/* The end of the last file is not a fair share of a mixture. */
+static int mixture(struct loading *loading)
+{
+    const Gacc__V1__DataSection *data = loading->job->data;
+    if (!data->n_mix) return 0;
+    if (data->n_mix != data->n_train)
+        return fail(loading, "data.mix", "%zu number%s for the %zu file%s of data.train", data->n_mix,
+                    data->n_mix == 1 ? "" : "s", data->n_train, data->n_train == 1 ? "" : "s");
+    if (data->validation_fraction > 0)
+        return fail(loading, "data.mix", "does not go with data.validation %s: name files to validate with",
+                    decimal_of(data->validation_fraction).text);
     return 0;
 }
 
@@ -455,6 +478,8 @@ static int files(struct loading *loading)
         {"data.validation", data->n_validation, data->validation},
         {"data.labels.train", data->n_labels, data->labels},
         {"data.labels.validation", data->n_validation_labels, data->validation_labels},
+        {"data.mask.train", data->n_masks, data->masks},
+        {"data.mask.validation", data->n_validation_masks, data->validation_masks},
     };
     for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
         for (size_t i = 0; i < lists[l].count && !status; i++)
@@ -484,11 +509,10 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output, one_length,   model_numbers,  data_for_model,
-        companions,      global_batch, ramp,           enough_for_ranks,
-        optimizers,      frozen_steps, learning_rates, numbers_of_the_update,
-        loss_scale,      schedule,     evaluation,     operators_tls,
-        files,           private_key,  doubtful_rate,
+        name_and_output,       one_length,    model_numbers,    data_for_model, companions,    mixture,
+        global_batch,          ramp,          enough_for_ranks, optimizers,     frozen_steps,  learning_rates,
+        numbers_of_the_update, loss_scale,    schedule,         evaluation,     operators_tls, files,
+        private_key,           doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -458,6 +458,7 @@ bool value_is_absent(const struct key *key, const void *base)
     case KEY_NUMBER:
         return *CONST_FIELD(double, key, base, 0) < 0; /* weight_decay of a group */
     case KEY_PATHS:
+    case KEY_U32_LIST:
     case KEY_TENSORS:
         return *CONST_FIELD(size_t, key, base, 0) == 0;
     case KEY_TEXT:

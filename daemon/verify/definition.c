@@ -43,8 +43,7 @@ static int read_sequence(struct reader *reader, uint32_t position, double *loss,
                          struct error *error)
 {
     struct micro_batch *batch = reader->batch;
-    const uint64_t sequence =
-        order_sequence(reader->job->data->order, reader->job->job->seed, 0, data_sequences(reader->data), position);
+    const uint64_t sequence = data_sequence_at(reader->data, reader->job->job->seed, 0, position);
     micro_batch_clear(batch);
     int result = data_read(reader->data, sequence, batch, error);
     if (result) return result;

@@ -111,6 +111,7 @@ static void set_data(Gacc__V1__DataSection *data, const struct variant *variant,
 {
     if (variant->train == 0) return;
     data->order = GACC__V1__ORDER__ORDER_SEQUENTIAL;
+    data->n_mix = 0; /* which sequences they are is told by the cut */
     if (variant->train >= probe->available) return;
     const double kept = data->validation_fraction > 0 ? 1 - data->validation_fraction : 1;
     data->validation_fraction = 1 - kept * ((double)variant->train + 0.5) / (double)probe->available;

@@ -81,7 +81,7 @@ static void cross_entropy_rows(const void *arguments, struct cpu_share share)
     double sum = 0;
     for (size_t r = share.begin; r < share.end; r++) {
         element *x = ce->logits + r * ce->stride;
-        const double weight = ce->weight[r / ce->repeat];
+        const double weight = ce->target[r] < 0 ? 0 : ce->weight[r / ce->repeat];
         if (weight == 0) {
             if (ce->seed) memset(x, 0, ce->stride * sizeof *x);
             continue;

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(CLASS_THREADS) cross_entropy_kernel(cross_entr
     double loss = 0;
     for (size_t row = blockIdx.x; row < ce.rows; row += gridDim.x) {
         T *x = ce.logits + row * ce.stride;
-        const double weight = ce.weight[row / ce.repeat];
+        const double weight = ce.target[row] < 0 ? 0 : ce.weight[row / ce.repeat];
         if (weight == 0) {
             if (ce.seed)
                 for (size_t c = threadIdx.x; c < ce.stride; c += CLASS_THREADS) x[c] = narrow<T>(0);

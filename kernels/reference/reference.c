@@ -256,7 +256,7 @@ static void cross_entropy(struct kernels *kernels, compute *logits_, const int32
     const double *seed = seed_;
     for (size_t r = 0; r < rows; r++) {
         double *x = (double *)logits_ + r * stride;
-        const double w = weight[r / repeat];
+        const double w = target[r] < 0 ? 0 : weight[r / repeat];
         const double lse = w != 0 ? log_sum_exp(x, classes) : 0;
         if (w != 0) *loss_sum += w * (lse - x[target[r]]);
         if (!seed) continue;

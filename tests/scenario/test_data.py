@@ -168,5 +168,116 @@ class Tokens(toys.Training):
             self.refused(job, text, 65, place, name="rows")
 
 
+class Masks(toys.Training):
+    """Twenty-one tokens in a circle of four, so that all five sequences of T = 4 are the same and have the losses ℓ₀…ℓ₃.
+    The first four sequences learn one target each, in turn; the fifth learns ℓ₁ and ℓ₃."""
+
+    MASK = bytes([0] + [int(target in learned) for learned in ({0}, {1}, {2}, {3}, {1, 3}) for target in range(4)])
+
+    def job(self, **keys):
+        job = gpt(vocab=4, context=4, lr=0, model_={"init_std": 0.5}, **keys)
+        job["data"]["mask"] = {"train": "mask"}
+        self.write("mask", self.MASK)
+        return job
+
+    def test_what_is_masked_is_not_there(self):
+        tokens = bytes([0, 2, 1, 3] * 5 + [0])
+        whole = self.train(gpt(vocab=4, context=4, lr=0, model_={"init_std": 0.5}), tokens)
+        alone = self.train(self.job(), tokens)
+        self.assertEqual([step["weight"] for step in alone.steps], [1, 1, 1, 1, 2])
+        self.assertEqual([step["tokens"] for step in alone.steps], 5 * [4])
+        l = alone.column("loss")[:4]
+        self.assertGreater(max(l) - min(l), 0.1)
+        self.assert_close(whole.column("loss"), 5 * [sum(l) / 4])
+        self.assert_close(alone.column("loss")[4], (l[1] + l[3]) / 2)
+        wanted = {"token": (sum(l) + l[1] + l[3]) / 6, "microbatch": ((l[0] + l[1]) / 2 + (l[2] + l[3]) / 2 + (l[1] + l[3]) / 2) / 3}
+        for weighting, loss in wanted.items():
+            for ranks in (1, 2):
+                for compute, ratio in (("fp32", 1e-6), ("bf16", 0.02), ("fp16", 3e-3)):
+                    out = self.train(self.job(batch=5, micro=2, compute=compute, batch_={"weighting": weighting}), tokens, ranks)
+                    self.assertEqual((out.steps[0]["weight"], out.steps[0]["micro_batches"]), (6, 3))
+                    self.assert_close(out.column("loss"), [loss], ratio)
+
+    def test_every_split_makes_the_same_step(self):
+        """Random tokens, masks by value, by document and by file at once; one AdamW step, M = 5 and 3 and N = 1, 2, 4."""
+        tokens = toys.tokens(81, vocab=16, seed=4)
+        random = numpy.random.default_rng(5)
+        self.write("random", bytes(random.integers(0, 2, 81, dtype=numpy.uint8)))
+        found = []
+        for ranks, micro in ((1, 5), (1, 1), (2, 2), (4, 1)):
+            job = gpt(vocab=16, batch=5, micro=micro, epochs=2, lr=0.01, optimizer="adamw")
+            job["data"].update(mask={"train": "random", "values": [3, 7]}, document_ends=[1, 9])
+            found.append(self.train(job, tokens, ranks))
+        for out in found[1:]:
+            self.assertEqual(out.column("weight"), found[0].column("weight"))
+            self.assert_close(out.column("loss"), found[0].column("loss"), 1e-5)
+            self.assert_close(out.column("grad_norm"), found[0].column("grad_norm"), 1e-4)
+        self.assertLess(sum(found[0].column("weight")), 2 * 80 / 2)
+
+    def test_a_mask_that_does_not_fit_is_refused(self):
+        tokens = bytes([0, 2, 1, 3] * 5 + [0])
+        job = self.job()
+        for mask, status, words in ((self.MASK[:-1], 65, "20 bytes"), (self.MASK[:-1] + b"\2", 65, "byte 20 is 2")):
+            self.write("data", tokens)
+            job["data"]["train"] = "data"
+            self.write("mask", mask)
+            done = self.run_job(job, 0)
+            self.assertEqual((done.status, len(done.own_lines())), (status, 1), done.err)
+            self.assertIn(words, done.err)
+        self.write("mask", bytes(21))
+        self.train(job, tokens, expect=65)  # an epoch without any weight
+
+
+class Mixture(toys.Training):
+    """Two files of rows, each of which pushes a weight of its own."""
+
+    def files(self, *counts):
+        row = 0
+        for number, count in enumerate(counts):
+            lines = [",".join(f"g{i}" for i in range(sum(counts)))]
+            for _ in range(count):
+                lines.append(",".join(str(int(i == row)) for i in range(sum(counts))))
+                row += 1
+            self.write(f"part{number}", "\n".join(lines) + "\n")
+        return [f"part{number}" for number in range(len(counts))]
+
+    def test_files_are_read_in_their_parts_whatever_the_split(self):
+        """Files of 4 and 12 rows in halves of an epoch of 16: in three epochs the rows of the first are read six times each, those
+        of the second twice; the order does not depend on the split."""
+        files = self.files(4, 12)
+        found = []
+
+        def job(micro=1, epochs=3, seed=1):
+            return tape(
+                16 * [0], batch=6, micro=micro, lr=1, compute="fp64", epochs=epochs, batch_={"weighting": "sum"},
+                data={"order": "shuffled", "train": files, "mix": [1, 1]}, job_={"seed": seed},
+            )
+
+        for ranks, micro in ((1, 6), (1, 4), (2, 2), (3, 1), (4, 1)):
+            out = self.train(job(micro), b"", ranks)
+            self.assertEqual(out.header["train_sequences"], 16)
+            self.assertEqual((-out.weight).tolist(), 4 * [6] + 12 * [2])
+            found.append(out.column("grad_norm"))
+        for norms in found[1:]:
+            self.assertEqual(norms, found[0])
+        self.assertNotEqual(self.train(job(seed=2), b"").column("grad_norm"), found[0])
+        one = self.train(job(epochs=1), b"")
+        self.assertEqual(sum(-one.weight[:4]), 8)
+        self.assertEqual(one.column("grad_norm"), found[0][:3])
+
+    def test_mixtures_that_cannot_be_are_refused(self):
+        files = self.files(1, 3)
+        base = lambda **data: tape(4 * [0], data={"train": files, **data})
+        for data, status, words in (
+            ({"mix": [1]}, 78, "1 number for the 2 files of data.train"),
+            ({"mix": [1, 0]}, 78, "data.mix"),
+            ({"mix": [1, 1], "validation": 0.5}, 78, "name files to validate with"),
+            ({"mix": [1, 9]}, 78, "part0 would not be read"),
+        ):
+            done = self.run_job(base(**data), 0)
+            self.assertEqual((done.status, len(done.own_lines())), (status, 1), done.err)
+            self.assertIn(words, done.err)
+
+
 if __name__ == "__main__":
     harness.main()

@@ -67,6 +67,14 @@ class Resume(checkpoints.Checkpoints):
             self.check_goes_on(mlp, rows, ranks, 9, (1, 4))
             self.check_goes_on(sgd, grads, ranks, 9, (5,))
 
+    def test_a_mixture_with_masks_goes_on_bit_by_bit(self):
+        """Two files of 12 and 25 sequences, two to one, over several passes of the first."""
+        self.write("first", toys.tokens(97)), self.write("second", toys.tokens(201, seed=2))
+        job = gpt(steps=24)
+        job["data"].update(train=["first", "second"], mix=[2, 1], mask={"values": [3, 5]}, document_ends=[7])
+        for ranks in (1, 2):
+            self.check_goes_on(job, b"", ranks, 24, (11,))
+
     def test_skips_and_empty_steps_are_counted_on(self):
         """Overflows before and behind the checkpoint."""
         job = toys.tape(steps=6, batch=2, micro=1, compute="fp16", scale={"initial": 8, "interval": 2})

@@ -72,6 +72,160 @@ static void check_sequence(struct data *data, uint64_t sequence, uint32_t contex
     micro_batch_close(batch);
 }
 
+/* Tokens 0…8, context 4: sequences 0…4 and 4…8. */
+static Gacc__V1__DataSection masked_spec;
+static char *masked_paths[2];
+
+static int open_masked(struct data **data, const void *mask, size_t size, uint32_t masked, uint32_t end,
+                       struct error *error)
+{
+    static const uint8_t tokens[9] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    static uint32_t values[2];
+    const struct data_shape shape = {.context = 4, .vocab = 256};
+    for (size_t i = 0; i < 2; i++) free(masked_paths[i]);
+    masked_paths[0] = scratch_file("tokens", tokens, sizeof tokens);
+    masked_paths[1] = scratch_file("mask", mask, size);
+    values[0] = masked;
+    values[1] = end;
+    masked_spec = (Gacc__V1__DataSection)GACC__V1__DATA_SECTION__INIT;
+    masked_spec.format = BYTES;
+    masked_spec.n_train = 1;
+    masked_spec.train = &masked_paths[0];
+    masked_spec.n_masks = mask != NULL;
+    masked_spec.masks = &masked_paths[1];
+    masked_spec.n_masked = masked < UINT32_MAX;
+    masked_spec.masked = &values[0];
+    masked_spec.n_document_ends = end < UINT32_MAX;
+    masked_spec.document_ends = &values[1];
+    return data_open(data, &masked_spec, 't', &shape, error);
+}
+
+static void check_targets(struct data *data, const int32_t targets[8], double first, double second)
+{
+    struct micro_batch *batch;
+    struct error error = {0};
+    const struct data_shape shape = {.context = 4, .vocab = 256};
+    assert_int_equal(micro_batch_open(&batch, &shape, 2, &error), 0);
+    assert_int_equal(data_read(data, 0, batch, &error), 0);
+    assert_int_equal(data_read(data, 1, batch, &error), 0);
+    assert_memory_equal(batch->targets, targets, 8 * sizeof *targets);
+    for (int32_t i = 0; i < 8; i++) assert_int_equal(batch->tokens[i], i);
+    assert_true(data_weight(data, 0) == first && data_weight(data, 1) == second);
+    assert_true(batch->weight_sum == first + second);
+    assert_true(batch->weight[0] == (first > 0) && batch->weight[1] == (second > 0));
+    micro_batch_close(batch);
+    data_close(data);
+}
+
+static void masked_targets_weigh_nothing(void **state)
+{
+    (void)state;
+    static const uint8_t mask[9] = {1, 1, 0, 1, 0, 0, 0, 0, 0}, ones[9] = {0, 1, 1, 1, 1, 1, 1, 1, 1};
+    struct data *data;
+    struct error error;
+    assert_int_equal(open_masked(&data, NULL, 0, 3, UINT32_MAX, &error), 0);
+    check_targets(data, (const int32_t[8]){1, 2, -1, 4, 5, 6, 7, 8}, 3, 4);
+    assert_int_equal(open_masked(&data, mask, 9, UINT32_MAX, UINT32_MAX, &error), 0);
+    check_targets(data, (const int32_t[8]){1, -1, 3, -1, -1, -1, -1, -1}, 2, 0);
+    assert_int_equal(open_masked(&data, ones, 9, UINT32_MAX, UINT32_MAX, &error), 0);
+    check_targets(data, (const int32_t[8]){1, 2, 3, 4, 5, 6, 7, 8}, 4, 4);
+    assert_int_equal(open_masked(&data, mask, 9, 3, 0, &error), 0);
+    check_targets(data, (const int32_t[8]){-1, -1, -1, -1, -1, -1, -1, -1}, 0, 0);
+}
+
+/* Behind 2 and behind 4: 4 is the last token of a sequence and the first of the next. */
+static void what_stands_behind_the_end_of_a_document_is_no_target(void **state)
+{
+    (void)state;
+    struct data *data;
+    struct error error;
+    assert_int_equal(open_masked(&data, NULL, 0, UINT32_MAX, 2, &error), 0);
+    check_targets(data, (const int32_t[8]){1, 2, -1, 4, 5, 6, 7, 8}, 3, 4);
+    assert_int_equal(open_masked(&data, NULL, 0, UINT32_MAX, 4, &error), 0);
+    check_targets(data, (const int32_t[8]){1, 2, 3, 4, -1, 6, 7, 8}, 4, 3);
+}
+
+static void masks_that_do_not_fit_are_refused(void **state)
+{
+    (void)state;
+    static const uint8_t bad[10] = {1, 1, 1, 1, 1, 1, 1, 2, 1, 1};
+    struct data *data;
+    struct error error;
+    char *whole;
+    assert_int_equal(open_masked(&data, bad, 9, UINT32_MAX, UINT32_MAX, &error), -65);
+    assert_true(asprintf(&whole, "%s: byte 7 is 2, wanted 0 (masked) or 1", masked_paths[1]) > 0);
+    assert_string_equal(error.text, whole);
+    free(whole);
+    for (size_t size = 8; size <= 10; size += 2) {
+        assert_int_equal(open_masked(&data, bad, size, UINT32_MAX, UINT32_MAX, &error), -65);
+        assert_true(
+            asprintf(&whole, "%s: %zu bytes, but %s wants 9, one each", masked_paths[1], size, masked_paths[0]) > 0);
+        assert_string_equal(error.text, whole);
+        free(whole);
+    }
+    masked_spec.n_masks = 2;
+    assert_int_equal(data_open(&data, &masked_spec, 't', &(struct data_shape){.context = 4, .vocab = 256}, &error),
+                     -78);
+    assert_string_equal(error.text, "data.mask: 2 files for the 1 of data");
+    assert_null(data);
+}
+
+/* W was announced before the sequence is read. */
+static void a_mask_that_changes_is_an_error_that_names_the_file(void **state)
+{
+    (void)state;
+    uint8_t mask[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    struct data *data;
+    struct error error;
+    struct micro_batch *batch;
+    const struct data_shape shape = {.context = 4, .vocab = 256};
+    assert_int_equal(open_masked(&data, mask, 9, UINT32_MAX, UINT32_MAX, &error), 0);
+    int descriptor = open(masked_paths[1], O_WRONLY);
+    assert_int_equal(pwrite(descriptor, "", 1, 6), 1);
+    close(descriptor);
+    assert_int_equal(micro_batch_open(&batch, &shape, 2, &error), 0);
+    assert_int_equal(data_read(data, 0, batch, &error), 0);
+    assert_int_equal(data_read(data, 1, batch, &error), -65);
+    assert_non_null(strstr(error.text, "sequence 1 has 3 targets that are not masked; it had 4 when the job started"));
+    micro_batch_close(batch);
+    data_close(data);
+    for (size_t i = 0; i < 2; i++) free(masked_paths[i]);
+    masked_paths[0] = masked_paths[1] = NULL;
+}
+
+/* Files of 2 and 6 sequences of one target, half an epoch each. */
+static void a_mixture_gives_every_file_its_part_of_the_epoch(void **state)
+{
+    (void)state;
+    static const uint8_t a[3] = {0}, b[7] = {0};
+    static const uint64_t wanted[2][8] = {{0, 1, 0, 1, 2, 3, 4, 5}, {0, 1, 0, 1, 6, 7, 2, 3}};
+    char *paths[2] = {scratch_file("a", a, sizeof a), scratch_file("b", b, sizeof b)};
+    uint32_t parts[2] = {5, 5};
+    Gacc__V1__DataSection spec = GACC__V1__DATA_SECTION__INIT;
+    const struct data_shape shape = {.context = 1, .vocab = 256};
+    struct data *data;
+    struct error error;
+    spec.format = BYTES;
+    spec.n_train = spec.n_mix = 2;
+    spec.train = paths;
+    spec.mix = parts;
+    spec.order = GACC__V1__ORDER__ORDER_SEQUENTIAL;
+    assert_int_equal(data_open(&data, &spec, 't', &shape, &error), 0);
+    assert_int_equal(data_sequences(data), 8);
+    for (uint64_t epoch = 0; epoch < 2; epoch++)
+        for (uint64_t i = 0; i < 8; i++) assert_int_equal(data_sequence_at(data, 7, epoch, i), wanted[epoch][i]);
+    data_close(data);
+    parts[0] = 1;
+    parts[1] = 8; /* ⌊8/9⌋ */
+    assert_int_equal(data_open(&data, &spec, 't', &shape, &error), -78);
+    assert_non_null(strstr(error.text, "data.mix: 1 of 9 is less than one of the 8 sequences of an epoch: "));
+    assert_null(data);
+    spec.n_mix = 1;
+    assert_int_equal(data_open(&data, &spec, 't', &shape, &error), -78);
+    assert_string_equal(error.text, "data.mix: 1 numbers for 2 files");
+    free(paths[0]), free(paths[1]);
+}
+
 /* 33-1: context 8 needs 9 tokens. */
 static void files_shorter_than_a_sequence_are_refused(void **state)
 {
@@ -582,6 +736,11 @@ int main(void)
         cmocka_unit_test(more_files_than_descriptors_can_be_read),
         cmocka_unit_test(the_shape_follows_from_the_model),
         cmocka_unit_test(inspection_says_what_a_file_is),
+        cmocka_unit_test(masked_targets_weigh_nothing),
+        cmocka_unit_test(what_stands_behind_the_end_of_a_document_is_no_target),
+        cmocka_unit_test(masks_that_do_not_fit_are_refused),
+        cmocka_unit_test(a_mask_that_changes_is_an_error_that_names_the_file),
+        cmocka_unit_test(a_mixture_gives_every_file_its_part_of_the_epoch),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -225,6 +225,34 @@ static void a_file_of_images_without_labels_is_refused(void **state)
     free(path);
 }
 
+/* Labels 2, 0, 1; 2 is not to be learned, and there are but two classes: what is masked need be none of them. */
+static void a_masked_image_weighs_nothing(void **state)
+{
+    (void)state;
+    const struct data_shape two = {.inputs = 4, .outputs = 1, .classes = 2};
+    char *x = scratch_file("images", images, IMAGES_SIZE), *y = scratch_file("labels", labels, LABELS_SIZE);
+    char *mask = scratch_file("mask", "\1\0\1", 3);
+    uint32_t masked = 2;
+    struct data *data;
+    struct error error = {0};
+    for (int files = 0; files < 2; files++) {
+        assert_int_equal(open_paths(&data, &two, 't', 0, 1, &x, &y, &error), -65);
+        spec.n_masked = 1;
+        spec.masked = &masked;
+        spec.n_masks = (size_t)files;
+        spec.masks = &mask;
+        assert_int_equal(data_open(&data, &spec, 't', &two, &error), 0);
+        struct micro_batch *batch = read_all(data, &two);
+        const double weights[] = {0, files ? 0 : 1, 1};
+        assert_memory_equal(batch->weight, weights, sizeof weights);
+        for (uint64_t i = 0; i < 3; i++) assert_true(data_weight(data, i) == weights[i]);
+        assert_true(batch->targets[0] == -1 && batch->targets[1] == (files ? -1 : 0) && batch->targets[2] == 1);
+        micro_batch_close(batch);
+        data_close(data);
+    }
+    free(x), free(y), free(mask);
+}
+
 /* Two files of three images: the cut of 1/3 lies at row 4. */
 static void several_files_are_one_set_and_a_fraction_cuts_its_end(void **state)
 {
@@ -284,6 +312,7 @@ int main(void)
         cmocka_unit_test(images_and_labels_have_to_fit_each_other_and_the_model),
         cmocka_unit_test(numbers_that_are_not_finite_are_refused),
         cmocka_unit_test(a_file_of_images_without_labels_is_refused),
+        cmocka_unit_test(a_masked_image_weighs_nothing),
         cmocka_unit_test(several_files_are_one_set_and_a_fraction_cuts_its_end),
         cmocka_unit_test(a_file_that_shrinks_is_an_error_that_names_it),
     };

@@ -29,7 +29,8 @@ static const char *const jobs[] = {
 
     "job: {tokens: 1000}\n"
     "model: {type: gpt, layers: 1, heads: 1, width: 8, context: 4, vocab: 65536, activation: gelu}\n"
-    "data: {format: u16, train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\", order: sequential}\n"
+    "data: {format: u16, train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\", order: sequential,\n"
+    "       document_ends: [3]}\n"
     "batch: {tokens: 48, micro: 3, weighting: microbatch, tail: drop}\n"
     "precision: {compute: fp16, loss_scale: {mode: static, initial: 1024}}\n"
     "optimizer: {lr: 1, eps: 1e-6, betas: [0, 0.95]}\n"
@@ -49,7 +50,8 @@ static const char *const jobs[] = {
     "job: {steps: 1}\n"
     "model: {type: mlp, inputs: 3, hidden: [], outputs: 2, loss: cross_entropy}\n"
     "data: {format: idx, train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\",\n"
-    "       labels: {train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\"}}\n"
+    "       labels: {train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\"}, mix: [2, 1],\n"
+    "       mask: {train: [\"${DATA}\", \"${DATA}\"], validation: \"${DATA}\", values: [255, 9]}}\n"
     "batch: {global: 4, micro: 4}\n"
     "optimizer: {lr: 0.1}\n",
 

@@ -138,6 +138,46 @@ static void a_slice_of_a_sorted_set_holds_all_classes(void **state)
     }
 }
 
+/* Files of 5, 40 and 3 sequences with 12, 24 and 12 of 48 positions. In ten epochs a sequence of the first is read 24
+ * times, one of the second 6, one of the third 40; in every epoch each file has its part. */
+static void a_mixture_reads_all_of_a_file_before_it_reads_any_again(void **state)
+{
+    (void)state;
+    const uint64_t first[] = {0, 5, 45, 48}, slots[] = {0, 12, 36, 48};
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        unsigned seen[48] = {0};
+        for (uint64_t epoch = 0; epoch < 10; epoch++) {
+            unsigned parts[3] = {0};
+            for (uint64_t i = 0; i < 48; i++) {
+                const uint64_t at = order_mixed(SHUFFLED, seed, epoch, 3, first, slots, i);
+                assert_true(at < 48);
+                seen[at]++;
+                parts[at < 5 ? 0 : at < 45 ? 1 : 2]++;
+            }
+            assert_int_equal(parts[0], 12);
+            assert_int_equal(parts[1], 24);
+            assert_int_equal(parts[2], 12);
+        }
+        for (size_t i = 0; i < 48; i++) assert_int_equal(seen[i], i < 5 ? 24 : i < 45 ? 6 : 40);
+    }
+}
+
+static void positions_of_a_mixture_are_mixed_and_of_seed_and_epoch(void **state)
+{
+    (void)state;
+    const uint64_t first[] = {0, 1000, 2000}, slots[] = {0, 500, 2000};
+    unsigned early = 0, same_seed = 0, same_epoch = 0;
+    for (uint64_t i = 0; i < 400; i++) {
+        const uint64_t at = order_mixed(SHUFFLED, 1, 0, 2, first, slots, i);
+        early += at < 1000;
+        same_seed += at == order_mixed(SHUFFLED, 2, 0, 2, first, slots, i);
+        same_epoch += at == order_mixed(SHUFFLED, 1, 1, 2, first, slots, i);
+    }
+    assert_in_range(early, 60, 140); /* 100 of 400; the deviation is 8 */
+    assert_in_range(same_seed, 0, 5);
+    assert_in_range(same_epoch, 0, 5);
+}
+
 /* The rule as the comment in order.c states it, worked out by another program: no change of order slips in. */
 static void the_order_is_the_one_that_is_written_down(void **state)
 {
@@ -160,6 +200,8 @@ int main(void)
         cmocka_unit_test(every_sequence_is_equally_often_at_every_position),
         cmocka_unit_test(a_slice_of_a_sorted_set_holds_all_classes),
         cmocka_unit_test(the_order_is_the_one_that_is_written_down),
+        cmocka_unit_test(a_mixture_reads_all_of_a_file_before_it_reads_any_again),
+        cmocka_unit_test(positions_of_a_mixture_are_mixed_and_of_seed_and_epoch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

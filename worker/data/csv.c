@@ -30,9 +30,7 @@ struct table {
     uint64_t *offset; /* [rows] in its file */
     uint64_t rows, room, begin;
     double weight; /* of all rows */
-    size_t files;
     char *const *paths;
-    uint64_t *first_row; /* [files] */
 };
 
 /* ---- lines ---- */
@@ -379,7 +377,6 @@ static void csv_close(struct data *data)
     struct table *table = (struct table *)data;
     free(table->numbers);
     free(table->offset);
-    free(table->first_row);
     free(table);
 }
 
@@ -389,14 +386,12 @@ static int read_part(struct table *table, const struct part *part, struct error 
     if (!order) return error_set(error, STATUS_INTERNAL, "no memory for %zu columns", table->columns);
     int result = 0;
     for (size_t i = 0; i < part->count && result == 0; i++) {
-        table->first_row[i] = table->rows;
+        table->data.first[i] = table->rows;
         result = read_file(table, part->paths[i], order, error);
     }
     free(order);
     if (result < 0) return result;
-    uint64_t end;
-    part_range(part, table->rows, &table->begin, &end);
-    table->data.sequences = end - table->begin;
+    table->begin = data_lay_rows(&table->data, part, table->rows);
     if (table->data.sequences == 0)
         return error_set(error, STATUS_DATA, "data.validation: %g of %" PRIu64 " rows leaves none for %s",
                          part->fraction, table->rows, part->end ? "validation" : "training");
@@ -412,13 +407,11 @@ static int csv_open(struct data **out, Gacc__V1__DataFormat format, const struct
     const struct columns columns = columns_of(shape);
     table->data = (struct data){.class = &csv_class, .shape = *shape};
     table->columns = 1 + (size_t)columns.leading + columns.trailing;
-    table->files = part->count;
     table->paths = part->paths;
-    table->first_row = calloc(part->count, sizeof *table->first_row);
-    int result = table->first_row ? read_part(table, part, error)
-                                  : error_set(error, STATUS_INTERNAL, "no memory for %zu files", part->count);
+    int result = data_reserve(&table->data, part->count, error);
+    if (result == 0) result = read_part(table, part, error);
     if (result < 0)
-        csv_close(&table->data);
+        data_close(&table->data);
     else
         *out = &table->data;
     return result;
@@ -452,11 +445,8 @@ static int csv_read(struct data *data, uint64_t sequence, struct micro_batch *ba
 static void csv_locate(const struct data *data, uint64_t sequence, const char **path, uint64_t *offset_bytes)
 {
     const struct table *table = (const struct table *)data;
-    uint64_t row = table->begin + sequence;
-    size_t file = table->files - 1;
-    while (table->first_row[file] > row) file--;
-    *path = table->paths[file];
-    *offset_bytes = table->offset[row];
+    *path = table->paths[data_file_of(data, sequence)];
+    *offset_bytes = table->offset[table->begin + sequence];
 }
 
 const struct data_class csv_class = {

@@ -2,6 +2,7 @@
 #include "worker/data/format.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 static const struct {
     Gacc__V1__DataFormat format;
@@ -57,21 +58,53 @@ void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape
 static bool choose_part(const Gacc__V1__DataSection *spec, char name, struct part *part)
 {
     const bool separate = spec->n_validation > 0;
+    const struct ids masked = {spec->masked, spec->n_masked}, ends = {spec->document_ends, spec->n_document_ends};
     if (name == 'v' && separate) {
         *part = (struct part){.paths = spec->validation,
                               .labels = spec->validation_labels,
+                              .masks = spec->validation_masks,
                               .count = spec->n_validation,
-                              .labels_count = spec->n_validation_labels};
+                              .labels_count = spec->n_validation_labels,
+                              .masks_count = spec->n_validation_masks,
+                              .masked = masked,
+                              .ends = ends};
         return true;
     }
     const double fraction = separate ? 0 : spec->validation_fraction;
     *part = (struct part){.paths = spec->train,
                           .labels = spec->labels,
+                          .masks = spec->masks,
                           .count = spec->n_train,
                           .labels_count = spec->n_labels,
+                          .masks_count = spec->n_masks,
+                          .masked = masked,
+                          .ends = ends,
                           .fraction = fraction,
                           .end = name == 'v'};
     return name == 't' || fraction > 0;
+}
+
+__extension__ typedef unsigned __int128 product;
+
+/* The parts that the files have of an epoch. */
+static int mix(struct data *data, const Gacc__V1__DataSection *spec, struct error *error)
+{
+    if (spec->n_mix != data->files)
+        return error_set(error, STATUS_JOB, "data.mix: %zu numbers for %zu files", spec->n_mix, data->files);
+    data->slots = calloc(data->files + 1, sizeof *data->slots);
+    if (!data->slots) return error_set(error, STATUS_INTERNAL, "no memory for a mixture of %zu files", data->files);
+    uint64_t parts = 0, before = 0;
+    for (size_t i = 0; i < data->files; i++) parts += spec->mix[i];
+    for (size_t i = 0; i < data->files; i++) {
+        before += spec->mix[i];
+        data->slots[i + 1] = (uint64_t)((product)data->sequences * before / parts);
+        if (data->slots[i + 1] == data->slots[i])
+            return error_set(error, STATUS_JOB,
+                             "data.mix: %" PRIu32 " of %" PRIu64 " is less than one of the %" PRIu64
+                             " sequences of an epoch: %s would not be read",
+                             spec->mix[i], parts, data->sequences, spec->train[i]);
+    }
+    return 0;
 }
 
 int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, const struct data_shape *shape,
@@ -97,7 +130,24 @@ int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, c
                          "data.format: %s holds ids up to %" PRIu64 ", but model.vocab is %" PRIu32
                          ": larger ids would have wrapped when the file was written",
                          formats[row].name, formats[row].ids - 1, shape->vocab);
-    return class->open(out, spec->format, &chosen, shape, error);
+    if (chosen.masks_count > 0 && chosen.masks_count != chosen.count)
+        return error_set(error, STATUS_JOB, "data.mask: %zu files for the %zu of data", chosen.masks_count,
+                         chosen.count);
+    int result = class->open(out, spec->format, &chosen, shape, error);
+    if (result < 0) return result;
+    (*out)->order = spec->order;
+    if (part == 't' && spec->n_mix > 0) result = mix(*out, spec, error);
+    if (result < 0) {
+        data_close(*out);
+        *out = NULL;
+    }
+    return result;
+}
+
+uint64_t data_sequence_at(const struct data *data, uint64_t seed, uint64_t epoch, uint64_t position)
+{
+    if (!data->slots) return order_sequence(data->order, seed, epoch, data->sequences, position);
+    return order_mixed(data->order, seed, epoch, data->files, data->first, data->slots, position);
 }
 
 uint64_t data_sequences(const struct data *data)
@@ -128,7 +178,43 @@ void data_locate(const struct data *data, uint64_t sequence, const char **file, 
     data->class->locate(data, sequence, file, offset_bytes);
 }
 
+int data_reserve(struct data *data, size_t files, struct error *error)
+{
+    data->files = files;
+    data->first = calloc(files + 1, sizeof *data->first);
+    return data->first ? 0 : error_set(error, STATUS_INTERNAL, "no memory for a data set of %zu files", files);
+}
+
+uint64_t data_lay_rows(struct data *data, const struct part *part, uint64_t rows)
+{
+    uint64_t begin, end;
+    part_range(part, rows, &begin, &end);
+    data->sequences = end - begin;
+    for (size_t i = 0; i <= data->files; i++) {
+        const uint64_t row = i < data->files ? data->first[i] : rows;
+        data->first[i] = row < begin ? 0 : row < end ? row - begin : end - begin;
+    }
+    return begin;
+}
+
+/* Files without any share begin where the next one does. */
+size_t data_file_of(const struct data *data, uint64_t sequence)
+{
+    size_t low = 0, high = data->files;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (data->first[middle] <= sequence)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 void data_close(struct data *data)
 {
-    if (data) data->class->close(data);
+    if (!data) return;
+    free(data->first);
+    free(data->slots);
+    data->class->close(data);
 }

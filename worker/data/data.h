@@ -28,14 +28,14 @@ struct micro_batch {
     uint32_t index;        /* of the micro-batch in its step, global */
     size_t rows, capacity; /* sequences */
     uint64_t *sequence;    /* [rows] index in the data set */
-    double *weight;        /* [rows] of each target of the row, in units of 2^exponent */
+    double *weight;        /* [rows] of each target of the row that is not masked, in units of 2^exponent */
     int exponent;          /* 0 until micro_batch_scale */
     double weight_sum;     /* n_k = Σ over targets, as such */
     void *seed;            /* [rows] for the caller: what the loss of each target of the row is multiplied by, fp32 or
                               fp64 */
     uint64_t *dropout_key; /* [1] for the caller, too */
     int32_t *tokens;       /* [rows, context] inputs, NULL unless a language model */
-    int32_t *targets;      /* [rows, context], or [rows] classes, else NULL */
+    int32_t *targets;      /* [rows, context], or [rows] classes, else NULL; −1: masked */
     double *x;             /* [rows, inputs], or the g of a tape [rows, size]; else NULL */
     double *y;             /* [rows, outputs], else NULL */
     void *block;
@@ -61,6 +61,8 @@ struct data;
 int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, const struct data_shape *shape,
               struct error *error);
 uint64_t data_sequences(const struct data *data);
+/* The sequence at this position of the epoch: as data.order and data.mix have it. The same for every b, K and N. */
+uint64_t data_sequence_at(const struct data *data, uint64_t seed, uint64_t epoch, uint64_t position);
 /* Σ of the weights of a sequence's targets. */
 double data_weight(const struct data *data, uint64_t sequence);
 /* Appends sequence `sequence` to the batch (rows + 1). A file that shrank or fails while training: 65 or 74 naming it,
@@ -77,5 +79,9 @@ int data_inspect(const char *path, FILE *to, struct error *error);
 /* The sequence at `position` of the epoch's order: a keyed bijection of 0…count−1, computed on demand (Feistel network
  * with cycle walking). ORDER_SEQUENTIAL: position itself. */
 uint64_t order_sequence(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, uint64_t count, uint64_t position);
+/* As above, of a mixture of files: first [files + 1], the first sequence of each, slots [files + 1], where its part of
+ * an epoch of first[files] positions begins; slots[files] = first[files], no part is empty. */
+uint64_t order_mixed(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, size_t files, const uint64_t *first,
+                     const uint64_t *slots, uint64_t position);
 
 #endif

@@ -13,13 +13,26 @@
 
 #include "worker/data/data.h"
 
+struct ids {
+    const uint32_t *values;
+    size_t count;
+};
+static inline bool ids_have(const struct ids *ids, uint32_t value)
+{
+    for (size_t i = 0; i < ids->count; i++)
+        if (ids->values[i] == value) return true;
+    return false;
+}
+
 /* Which files make the part, and which end of them. */
 struct part {
     char *const *paths;
     char *const *labels; /* of idx: the numbers y of each file, [labels_count] */
-    size_t count, labels_count;
-    double fraction; /* of the whole list, cut from its end for validation; 0: no cut */
-    bool end;        /* the part is what was cut off, not what is left */
+    char *const *masks;  /* [masks_count]: of each file, or none */
+    size_t count, labels_count, masks_count;
+    struct ids masked, ends; /* targets that weigh nothing; tokens behind which the target weighs nothing */
+    double fraction;         /* of the whole list, cut from its end for validation; 0: no cut */
+    bool end;                /* the part is what was cut off, not what is left */
 };
 
 /* The half-open range of 0…count−1 that belongs to the part. The cut lies at ⌊count·(1−fraction)⌋ (as nanoGPT's
@@ -36,7 +49,19 @@ struct data {
     const struct data_class *class;
     struct data_shape shape;
     uint64_t sequences;
+    size_t files;
+    uint64_t *first; /* [files + 1] the first sequence of each file of the part, at the end the number of all */
+    Gacc__V1__Order order;
+    uint64_t *slots; /* [files + 1] of a mixture: where each file's part of an epoch begins; NULL: no mixture */
 };
+
+/* Room for the firsts of so many files. */
+int data_reserve(struct data *data, size_t files, struct error *error);
+/* From the rows of each file, [files] in `first`, and the end of all: the sequences of the part and of its files, a
+ * sequence being a row. Returns the first row of the part; there may be none. */
+uint64_t data_lay_rows(struct data *data, const struct part *part, uint64_t rows);
+/* The file in which a sequence lies. */
+size_t data_file_of(const struct data *data, uint64_t sequence);
 
 struct data_class {
     bool tokens; /* feeds language models; else the others */
@@ -80,6 +105,11 @@ struct open_files {
 /* Opens `file` when it is closed, for the first time by `path`; the one that has been open longest makes room. The
  * file keeps its address. */
 int file_hold(struct open_files *held, struct file *file, const char *path, struct error *error);
+
+/* Files of masks: a byte for each token or row, 0: masked, 1: not. `count` of them from `first`; others are refused. */
+int mask_read(const struct file *file, uint64_t first, size_t count, unsigned char *to, struct error *error);
+/* That it has a byte for each of the `count` tokens or rows of `of`. */
+int mask_check_size(const struct file *file, uint64_t count, const char *of, struct error *error);
 
 /* llm.c's token files: 256 int32 of header, then the tokens. */
 enum { LLMC_HEADER_BYTES = 1024 };

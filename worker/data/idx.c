@@ -22,12 +22,12 @@ struct image_file {
 
 struct images {
     struct data data;
-    size_t count;
-    struct image_file *files;
+    struct image_file *files; /* [data.files] */
     struct open_files held;
-    double *labels;       /* [rows, outputs] of all files */
-    uint64_t rows, begin; /* of all files; where the part begins */
-    unsigned char *bytes; /* [inputs] numbers as a file has them */
+    double *labels;         /* [rows, outputs] of all files */
+    unsigned char *learned; /* [rows] of all files: 0 of a masked one */
+    uint64_t rows, begin;   /* of all files; where the part begins */
+    unsigned char *bytes;   /* [inputs] numbers as a file has them */
 };
 
 /* ---- the format ---- */
@@ -160,7 +160,7 @@ static int identify(struct images *images, size_t number, const char *path, stru
     if (file->header.columns != images->data.shape.inputs)
         return error_set(error, STATUS_DATA, "%s: an image has %" PRIu64 " numbers, but model.inputs is %" PRIu32, path,
                          file->header.columns, images->data.shape.inputs);
-    file->first_row = images->rows;
+    file->first_row = images->data.first[number] = images->rows;
     images->rows += file->header.rows;
     return 0;
 }
@@ -194,11 +194,17 @@ static size_t nonfinite_at(const double *numbers, size_t count)
     return i;
 }
 
+static bool is_masked(const struct ids *masked, double label)
+{
+    return label >= 0 && label <= UINT32_MAX && ids_have(masked, (uint32_t)label);
+}
+
+/* A masked label may be no class. */
 static int check_classes(const struct file *file, const struct idx_header *header, const double *labels, uint64_t first,
-                         size_t count, uint32_t classes, struct error *error)
+                         size_t count, uint32_t classes, const struct ids *masked, struct error *error)
 {
     for (size_t i = 0; i < count; i++)
-        if (labels[i] < 0 || labels[i] >= classes)
+        if ((labels[i] < 0 || labels[i] >= classes) && !is_masked(masked, labels[i]))
             return error_set(
                 error, STATUS_DATA,
                 "%s: label %" PRIu64 " (byte %" PRIu64 ") is %.0f, wanted 0…%" PRIu32 " (model.outputs %" PRIu32 ")",
@@ -207,7 +213,7 @@ static int check_classes(const struct file *file, const struct idx_header *heade
 }
 
 static int read_labels(const struct images *images, const struct file *file, const struct idx_header *header,
-                       double *labels, struct error *error)
+                       const struct ids *masked, double *labels, struct error *error)
 {
     unsigned char block[BLOCK_BYTES];
     const uint64_t numbers = header->rows * header->columns;
@@ -221,23 +227,44 @@ static int read_labels(const struct images *images, const struct file *file, con
         idx_decode(header, block, count, false, labels + first);
         const size_t bad = nonfinite_at(labels + first, count);
         if (bad < count) return refuse_number(file, header, first + bad, error);
-        if (classes) result = check_classes(file, header, labels + first, first, count, classes, error);
+        if (classes) result = check_classes(file, header, labels + first, first, count, classes, masked, error);
         first += count;
     }
     return result;
 }
 
-static int take_labels(struct images *images, size_t number, const char *path, struct error *error)
+static int take_labels(struct images *images, size_t number, const struct part *part, struct error *error)
 {
     const struct image_file *of = &images->files[number];
     struct file file;
     struct idx_header header;
-    int result = file_open(&file, path, error);
+    int result = file_open(&file, part->labels[number], error);
     if (result < 0) return result;
     result = idx_identify(&file, &header, error);
     if (result == 0) result = check_labels(&file, &header, of, &images->data.shape, error);
     double *labels = images->labels + of->first_row * images->data.shape.outputs;
-    if (result == 0) result = read_labels(images, &file, &header, labels, error);
+    if (result == 0) result = read_labels(images, &file, &header, &part->masked, labels, error);
+    file_close(&file);
+    for (uint64_t row = 0; row < of->header.rows && result == 0 && images->data.shape.classes; row++)
+        images->learned[of->first_row + row] = !is_masked(&part->masked, labels[row]);
+    return result;
+}
+
+/* Masks what the labels have not masked. */
+static int take_mask(struct images *images, size_t number, const char *path, struct error *error)
+{
+    const struct image_file *of = &images->files[number];
+    struct file file;
+    unsigned char block[BLOCK_BYTES];
+    int result = file_open(&file, path, error);
+    if (result < 0) return result;
+    result = mask_check_size(&file, of->header.rows, of->file.path, error);
+    for (uint64_t first = 0; first < of->header.rows && result == 0; first += BLOCK_BYTES) {
+        const uint64_t left = of->header.rows - first;
+        const size_t count = (size_t)(left < BLOCK_BYTES ? left : BLOCK_BYTES);
+        result = mask_read(&file, first, count, block, error);
+        for (size_t i = 0; i < count && result == 0; i++) images->learned[of->first_row + first + i] &= block[i];
+    }
     file_close(&file);
     return result;
 }
@@ -271,26 +298,34 @@ static int check_images(struct images *images, size_t number, struct error *erro
     return result;
 }
 
-static int fill(struct images *images, const struct part *part, struct error *error)
+/* Memory for what is said of all images. */
+static int reserve(struct images *images, const struct part *part, struct error *error)
 {
     const uint32_t outputs = images->data.shape.outputs;
-    int result = 0;
-    for (size_t i = 0; i < images->count && result == 0; i++) result = identify(images, i, part->paths[i], error);
-    if (result < 0) return result;
     if (images->rows > labels_max / outputs)
         return error_set(error, STATUS_DATA,
                          "%s: more than %" PRIu64 " images with labels of %" PRIu32
                          " numbers, the most that are kept in memory",
                          part->labels[0], labels_max / outputs, outputs);
     images->labels = malloc(images->rows * outputs * sizeof *images->labels);
-    if (!images->labels)
+    images->learned = malloc(images->rows);
+    if (!images->labels || !images->learned)
         return error_set(error, STATUS_INTERNAL, "no memory for the labels of %" PRIu64 " images", images->rows);
-    for (size_t i = 0; i < images->count && result == 0; i++) result = take_labels(images, i, part->labels[i], error);
-    for (size_t i = 0; i < images->count && result == 0; i++) result = check_images(images, i, error);
+    memset(images->learned, 1, images->rows);
+    return 0;
+}
+
+static int fill(struct images *images, const struct part *part, struct error *error)
+{
+    const size_t files = part->count;
+    int result = 0;
+    for (size_t i = 0; i < files && result == 0; i++) result = identify(images, i, part->paths[i], error);
+    if (result == 0) result = reserve(images, part, error);
+    for (size_t i = 0; i < files && result == 0; i++) result = take_labels(images, i, part, error);
+    for (size_t i = 0; i < part->masks_count && result == 0; i++) result = take_mask(images, i, part->masks[i], error);
+    for (size_t i = 0; i < files && result == 0; i++) result = check_images(images, i, error);
     if (result < 0) return result;
-    uint64_t end;
-    part_range(part, images->rows, &images->begin, &end);
-    images->data.sequences = end - images->begin;
+    images->begin = data_lay_rows(&images->data, part, images->rows);
     if (images->data.sequences == 0)
         return error_set(error, STATUS_DATA, "data.validation: %g of %" PRIu64 " images leaves none for %s",
                          part->fraction, images->rows, part->end ? "validation" : "training");
@@ -302,9 +337,10 @@ static int fill(struct images *images, const struct part *part, struct error *er
 static void idx_close(struct data *data)
 {
     struct images *images = (struct images *)data;
-    for (size_t i = 0; i < images->count; i++)
+    for (size_t i = 0; images->files && i < data->files; i++)
         if (images->files[i].file.path) file_close(&images->files[i].file);
     free(images->files);
+    free(images->learned);
     free(images->labels);
     free(images->bytes);
     free(images);
@@ -323,61 +359,53 @@ static int idx_open(struct data **out, Gacc__V1__DataFormat format, const struct
     images->data = (struct data){.class = &idx_class, .shape = *shape};
     images->bytes = malloc((size_t)shape->inputs * sizeof(double));
     images->files = calloc(part->count, sizeof *images->files);
-    int result;
-    if (images->bytes && images->files) {
-        images->count = part->count;
-        result = fill(images, part, error);
-    } else
+    int result = data_reserve(&images->data, part->count, error);
+    if (result == 0 && !(images->bytes && images->files))
         result = error_set(error, STATUS_INTERNAL, "no memory for a data set of %zu files", part->count);
+    if (result == 0) result = fill(images, part, error);
     if (result < 0)
-        idx_close(&images->data);
+        data_close(&images->data);
     else
         *out = &images->data;
     return result;
 }
 
-/* The last file whose first row is not after `row`. */
-static struct image_file *file_of(const struct images *images, uint64_t row)
+/* Where a sequence lies. */
+static struct image_file *place_of(const struct images *images, uint64_t sequence, uint64_t *row)
 {
-    size_t low = 0, high = images->count;
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        if (images->files[middle].first_row <= row)
-            low = middle;
-        else
-            high = middle;
-    }
-    return &images->files[low];
+    struct image_file *file = &images->files[data_file_of(&images->data, sequence)];
+    *row = images->begin + sequence - file->first_row;
+    return file;
 }
 
 static double idx_weight(const struct data *data, uint64_t sequence)
 {
-    (void)data, (void)sequence;
-    return 1;
+    const struct images *images = (const struct images *)data;
+    return images->learned[images->begin + sequence];
 }
 
 static int idx_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error)
 {
     struct images *images = (struct images *)data;
     const struct data_shape *shape = &data->shape;
-    const uint64_t row = images->begin + sequence;
-    struct image_file *file = file_of(images, row);
-    const double *labels = images->labels + row * shape->outputs;
+    uint64_t row;
+    struct image_file *file = place_of(images, sequence, &row);
+    const double *labels = images->labels + (images->begin + sequence) * shape->outputs;
     batch->weight[batch->rows] = idx_weight(data, sequence);
     if (shape->classes)
-        batch->targets[batch->rows] = (int32_t)*labels;
+        batch->targets[batch->rows] = images->learned[images->begin + sequence] ? (int32_t)*labels : -1;
     else
         memcpy(batch->y + batch->rows * shape->outputs, labels, shape->outputs * sizeof *labels);
-    return read_image(images, file, row - file->first_row, batch->x + batch->rows * shape->inputs, error);
+    return read_image(images, file, row, batch->x + batch->rows * shape->inputs, error);
 }
 
 static void idx_locate(const struct data *data, uint64_t sequence, const char **path, uint64_t *offset_bytes)
 {
     const struct images *images = (const struct images *)data;
-    const uint64_t row = images->begin + sequence;
-    const struct image_file *file = file_of(images, row);
+    uint64_t row;
+    const struct image_file *file = place_of(images, sequence, &row);
     *path = file->file.path;
-    *offset_bytes = file->header.begin + (row - file->first_row) * file->header.columns * file->header.width;
+    *offset_bytes = file->header.begin + row * file->header.columns * file->header.width;
 }
 
 const struct data_class idx_class = {

@@ -11,6 +11,14 @@
  * A Feistel network is a bijection whatever its round function is, and walking a bijection's cycle back into 0…count−1
  * is one of 0…count−1. At least 8 bits, because networks of 2 or 4 bits do not reach all orders of a handful of
  * sequences.
+ *
+ * A mixture. The n_i sequences of file i have q_i of an epoch's count = Σn_i positions: with parts m_i, whose sum is P,
+ * those from ⌊count·(m_0+…+m_{i−1})/P⌋ on, up to where the next file's begin. Of each file passes are made, each an
+ * order of its own:
+ *
+ *     slot     order(seed, epoch, count)(position)                        lies in the part of file i, which begins at
+ * s_i draw     epoch·q_i + slot − s_i                                      so many of the file were drawn before
+ *     sequence order(h(seed ^ h(i)), draw div n_i, n_i)(draw mod n_i)      of the file: pass, and position in it
  */
 #include "worker/data/data.h"
 
@@ -42,4 +50,18 @@ uint64_t order_sequence(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, ui
         position = left << half | right;
     } while (position >= count);
     return position;
+}
+
+__extension__ typedef unsigned __int128 draws; /* epoch times sequences */
+
+uint64_t order_mixed(Gacc__V1__Order order, uint64_t seed, uint64_t epoch, size_t files, const uint64_t *first,
+                     const uint64_t *slots, uint64_t position)
+{
+    const uint64_t slot = order_sequence(order, seed, epoch, first[files], position);
+    size_t file = files - 1;
+    while (slots[file] > slot) file--;
+    const uint64_t count = first[file + 1] - first[file];
+    const draws draw = (draws)epoch * (slots[file + 1] - slots[file]) + (slot - slots[file]);
+    return first[file] +
+           order_sequence(order, h(seed ^ h(file)), (uint64_t)(draw / count), count, (uint64_t)(draw % count));
 }

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens are little-endian in files");
 
@@ -13,19 +14,21 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens are little-end
 enum { BLOCK_BYTES = 1 << 18 };
 
 struct token_file {
-    struct file file;
-    unsigned width;          /* bytes of a token */
-    uint64_t header;         /* bytes before the first token */
-    uint64_t begin, end;     /* tokens of the file that belong to the part */
-    uint64_t first_sequence; /* of the part; the file's sequences run to the next file's first */
+    struct file file, mask; /* mask: when the part has masks */
+    unsigned width;         /* bytes of a token */
+    uint64_t header;        /* bytes before the first token */
+    uint64_t begin, end;    /* tokens of the file that belong to the part */
 };
 
 struct token_set {
     struct data data;
-    size_t count;
-    struct token_file *files;
+    struct token_file *files; /* [data.files] */
     struct open_files held;
-    void *block; /* max(BLOCK_BYTES, one sequence) */
+    struct ids masked, ends;
+    bool masks;             /* there are files of masks */
+    unsigned char *learned; /* [context + 1] of a file of masks */
+    uint32_t *targets;      /* [sequences] not masked, of each; NULL: all are learned */
+    void *block;            /* max(BLOCK_BYTES, one sequence) */
 };
 
 bool llmc_magic(uint32_t magic)
@@ -82,9 +85,10 @@ static int raw_identify(const struct file *file, unsigned width, uint64_t *token
 }
 
 /* Sizes and headers; the whole file is the part until the cut is known. */
-static int identify(struct token_set *set, size_t number, const char *path, Gacc__V1__DataFormat format,
+static int identify(struct token_set *set, size_t number, const struct part *part, Gacc__V1__DataFormat format,
                     struct error *error)
 {
+    const char *path = part->paths[number];
     struct token_file *file = &set->files[number];
     int result = file_hold(&set->held, &file->file, path, error);
     if (result < 0) return result;
@@ -105,7 +109,9 @@ static int identify(struct token_set *set, size_t number, const char *path, Gacc
         return error_set(error, STATUS_DATA,
                          "%s: %" PRIu64 " tokens, but a sequence of context %" PRIu32 " needs %" PRIu64, path,
                          file->end, set->data.shape.context, (uint64_t)set->data.shape.context + 1);
-    return 0;
+    if (!set->masks) return 0;
+    result = file_hold(&set->held, &file->mask, part->masks[number], error);
+    return result < 0 ? result : mask_check_size(&file->mask, file->end, path, error);
 }
 
 /* Gives every file its share of the part; the list's tokens count in order. A piece that the cut leaves too short for a
@@ -113,17 +119,18 @@ static int identify(struct token_set *set, size_t number, const char *path, Gacc
 static int lay_out(struct token_set *set, const struct part *part, struct error *error)
 {
     uint64_t total = 0, begin, end, before = 0;
-    for (size_t i = 0; i < set->count; i++) total += set->files[i].end;
+    for (size_t i = 0; i < set->data.files; i++) total += set->files[i].end;
     part_range(part, total, &begin, &end);
-    for (size_t i = 0; i < set->count; i++) {
+    for (size_t i = 0; i < set->data.files; i++) {
         struct token_file *file = &set->files[i];
         uint64_t tokens = file->end;
         file->begin = begin > before ? begin - before < tokens ? begin - before : tokens : 0;
         file->end = end > before ? end - before < tokens ? end - before : tokens : 0;
-        file->first_sequence = set->data.sequences;
+        set->data.first[i] = set->data.sequences;
         if (file->end > file->begin) set->data.sequences += (file->end - file->begin - 1) / set->data.shape.context;
         before += tokens;
     }
+    set->data.first[set->data.files] = set->data.sequences;
     if (set->data.sequences == 0)
         return error_set(error, STATUS_DATA,
                          "data.validation: %g of %" PRIu64 " tokens leaves %" PRIu64
@@ -201,23 +208,71 @@ static int check_tokens(struct token_set *set, size_t number, struct error *erro
     return result;
 }
 
+static uint64_t position_of(const struct token_set *set, size_t number, uint64_t sequence)
+{
+    return set->files[number].begin + (sequence - set->data.first[number]) * set->data.shape.context;
+}
+
+/* The context + 1 tokens of a sequence into the block and their part of the mask, and how many of its targets are
+ * learned. Target i, which is token i + 1, is not where the mask, its own value or the token before it says so. */
+static int read_sequence(struct token_set *set, uint64_t sequence, uint32_t *targets, struct error *error)
+{
+    const size_t number = data_file_of(&set->data, sequence), context = set->data.shape.context;
+    struct token_file *file = &set->files[number];
+    const uint64_t position = position_of(set, number, sequence);
+    int result = file_hold(&set->held, &file->file, NULL, error);
+    if (result == 0) result = read_tokens(set, file, position, context + 1, error);
+    if (result == 0 && set->masks) result = file_hold(&set->held, &file->mask, NULL, error);
+    if (result == 0 && set->masks) result = mask_read(&file->mask, position, context + 1, set->learned, error);
+    if (result < 0) return result;
+    if (!set->masks) memset(set->learned, 1, context + 1);
+    *targets = (uint32_t)context;
+    if (!set->targets) return 0;
+    *targets = 0;
+    for (size_t i = 1; i <= context; i++) {
+        if (ids_have(&set->masked, token_at(set->block, file->width, i)) ||
+            ids_have(&set->ends, token_at(set->block, file->width, i - 1)))
+            set->learned[i] = 0;
+        *targets += set->learned[i];
+    }
+    return 0;
+}
+
+/* What a sequence weighs is known before it is read. */
+static int count_targets(struct token_set *set, struct error *error)
+{
+    if (!set->masks && !set->masked.count && !set->ends.count) return 0;
+    set->targets = malloc(set->data.sequences * sizeof *set->targets);
+    if (!set->targets)
+        return error_set(error, STATUS_INTERNAL, "no memory for the weights of %" PRIu64 " sequences",
+                         set->data.sequences);
+    int result = 0;
+    for (uint64_t i = 0; i < set->data.sequences && result == 0; i++)
+        result = read_sequence(set, i, &set->targets[i], error);
+    return result;
+}
+
 static void tokens_close(struct data *data)
 {
     struct token_set *set = (struct token_set *)data;
-    for (size_t i = 0; i < set->count; i++)
+    for (size_t i = 0; set->files && i < data->files; i++) {
         if (set->files[i].file.path) file_close(&set->files[i].file);
+        if (set->files[i].mask.path) file_close(&set->files[i].mask);
+    }
     free(set->files);
     free(set->block);
+    free(set->learned);
+    free(set->targets);
     free(set);
 }
 
 static int fill(struct token_set *set, Gacc__V1__DataFormat format, const struct part *part, struct error *error)
 {
     int result = 0;
-    for (size_t i = 0; i < set->count && result == 0; i++) result = identify(set, i, part->paths[i], format, error);
+    for (size_t i = 0; i < part->count && result == 0; i++) result = identify(set, i, part, format, error);
     if (result == 0) result = lay_out(set, part, error);
-    for (size_t i = 0; i < set->count && result == 0; i++) result = check_tokens(set, i, error);
-    return result;
+    for (size_t i = 0; i < part->count && result == 0; i++) result = check_tokens(set, i, error);
+    return result == 0 ? count_targets(set, error) : result;
 }
 
 static int tokens_open(struct data **out, Gacc__V1__DataFormat format, const struct part *part,
@@ -226,17 +281,19 @@ static int tokens_open(struct data **out, Gacc__V1__DataFormat format, const str
     struct token_set *set = calloc(1, sizeof *set);
     if (!set) return error_set(error, STATUS_INTERNAL, "no memory for a data set");
     set->data = (struct data){.class = &token_class, .shape = *shape};
+    set->masked = part->masked;
+    set->ends = part->ends;
+    set->masks = part->masks_count > 0;
     size_t sequence = ((size_t)shape->context + 1) * sizeof(uint32_t);
     set->block = malloc(sequence > BLOCK_BYTES ? sequence : BLOCK_BYTES);
+    set->learned = malloc((size_t)shape->context + 1);
     set->files = calloc(part->count, sizeof *set->files);
-    int result;
-    if (set->block && set->files) {
-        set->count = part->count;
-        result = fill(set, format, part, error);
-    } else
+    int result = data_reserve(&set->data, part->count, error);
+    if (result == 0 && !(set->block && set->learned && set->files))
         result = error_set(error, STATUS_INTERNAL, "no memory for a data set of %zu files", part->count);
+    if (result == 0) result = fill(set, format, part, error);
     if (result < 0)
-        tokens_close(&set->data);
+        data_close(&set->data);
     else
         *out = &set->data;
     return result;
@@ -244,52 +301,39 @@ static int tokens_open(struct data **out, Gacc__V1__DataFormat format, const str
 
 static double tokens_weight(const struct data *data, uint64_t sequence)
 {
-    (void)sequence;
-    return data->shape.context;
-}
-
-/* The last file whose first sequence is not after `sequence`; files without any share that number with the next one. */
-static size_t file_of(const struct token_set *set, uint64_t sequence)
-{
-    size_t low = 0, high = set->count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (set->files[middle].first_sequence <= sequence)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static uint64_t position_of(const struct token_set *set, const struct token_file *file, uint64_t sequence)
-{
-    return file->begin + (sequence - file->first_sequence) * set->data.shape.context;
+    const struct token_set *set = (const struct token_set *)data;
+    return set->targets ? set->targets[sequence] : data->shape.context;
 }
 
 static int tokens_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error)
 {
     struct token_set *set = (struct token_set *)data;
-    size_t number = file_of(set, sequence), context = data->shape.context;
-    struct token_file *file = &set->files[number];
-    int result = file_hold(&set->held, &file->file, NULL, error);
-    if (result == 0) result = read_tokens(set, file, position_of(set, file, sequence), context + 1, error);
+    const size_t context = data->shape.context;
+    const struct token_file *file = &set->files[data_file_of(data, sequence)];
+    uint32_t targets;
+    int result = read_sequence(set, sequence, &targets, error);
     if (result < 0) return result;
+    if (set->targets && targets != set->targets[sequence])
+        return error_set(error, STATUS_DATA,
+                         "%s: sequence %" PRIu64 " has %" PRIu32 " targets that are not masked; it had %" PRIu32
+                         " when the job started",
+                         file->file.path, sequence, targets, set->targets[sequence]);
     int32_t *input = batch->tokens + batch->rows * context, *target = batch->targets + batch->rows * context;
     for (size_t i = 0; i < context; i++) {
         input[i] = (int32_t)token_at(set->block, file->width, i);
-        target[i] = (int32_t)token_at(set->block, file->width, i + 1);
+        target[i] = set->learned[i + 1] ? (int32_t)token_at(set->block, file->width, i + 1) : -1;
     }
-    batch->weight[batch->rows] = 1;
+    batch->weight[batch->rows] = targets > 0;
     return 0;
 }
 
 static void tokens_locate(const struct data *data, uint64_t sequence, const char **path, uint64_t *offset_bytes)
 {
     const struct token_set *set = (const struct token_set *)data;
-    const struct token_file *file = &set->files[file_of(set, sequence)];
+    const size_t number = data_file_of(data, sequence);
+    const struct token_file *file = &set->files[number];
     *path = file->file.path;
-    *offset_bytes = file->header + position_of(set, file, sequence) * file->width;
+    *offset_bytes = file->header + position_of(set, number, sequence) * file->width;
 }
 
 const struct data_class token_class = {.tokens = true,
