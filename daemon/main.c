@@ -142,7 +142,8 @@ static int command_inspect(const struct arguments *arguments)
     const char *path = arguments->paths[0];
     struct stat facts;
     const bool is_directory = !stat(path, &facts) && S_ISDIR(facts.st_mode);
-    int status = is_directory ? checkpoint_inspect(path, stdout, &error) : data_inspect(path, stdout, &error);
+    int status = is_directory ? checkpoint_inspect(path, arguments->json, stdout, &error)
+                              : data_inspect(path, arguments->json, stdout, &error);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
 
@@ -195,6 +196,10 @@ static const struct manual_option verify_options[] = {
     {"json", 'j', false, NULL, NULL, "its findings as JSON"},
     {0},
 };
+static const struct manual_option inspect_options[] = {
+    {"json", 'j', false, NULL, NULL, "the same as JSON"},
+    {0},
+};
 static const struct manual_option general_options[] = {
     {"help", 'h', true, NULL, NULL, "more about a command"},
     {"version", 'v', false, NULL, NULL, "the version"},
@@ -220,8 +225,11 @@ static const struct manual_command commands[] = {
      "It plants faults, too, and must catch each. A receipt is left in the run directory; the job key verify: required "
      "trains only "
      "with it."},
-    {"inspect", "PATH", "file", NULL, command_inspect,
-     "say what a data file or a checkpoint holds, and whether it is sound", NULL},
+    {"inspect", "PATH", "file", inspect_options, command_inspect,
+     "say what a data file or a checkpoint holds, and whether it is sound",
+     "Of data: format, size, the range of ids or numbers, sequences, how often each label is there, and a warning "
+     "where "
+     "rows are sorted by it."},
     {"help", NULL, NULL, NULL, command_help, "print this", NULL},
     {"bench", NULL, NULL, NULL, NULL, NULL, NULL},
     {0},

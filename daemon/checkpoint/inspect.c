@@ -1,53 +1,78 @@
 #include "daemon/checkpoint/inspect.h"
 
-#include <inttypes.h>
-
 #include "daemon/checkpoint/manifest.h"
 #include "daemon/checkpoint/store.h"
 #include "daemon/hex.h"
+#include "worker/facts.h"
 
-static void print_counters(const struct progress *progress, FILE *to)
+static void add_count(struct facts *facts, const char *key, uint64_t count)
+{
+    facts_add(facts, key, json_integer((json_int_t)count));
+}
+
+static void add_progress(struct facts *facts, const struct progress *progress)
 {
     const struct step_counters *counters = &progress->counters;
-    fprintf(to,
-            "step: %" PRIu64 "\noptimizer_steps: %" PRIu64 "\nskipped_steps: %" PRIu64 "\nempty_steps: %" PRIu64
-            "\ntokens_seen: %" PRIu64 "\n",
-            counters->step, counters->optimizer_steps, counters->skipped_steps, counters->empty_steps,
-            counters->tokens_seen);
-    if (progress->has_scaler)
-        fprintf(to, "loss_scale: %.9g\ngrowth_tracker: %" PRIu32 "\n", (double)progress->scale.scale,
-                progress->scale.growth_tracker);
-    fprintf(to,
-            "epoch: %" PRIu64 "\nfirst: %" PRIu64 "  # of its %" PRIu64
-            " sequences, in the next step\nsequences_seen: %" PRIu64 "\n",
-            progress->position.epoch, progress->position.first, progress->train_sequences, progress->sequences_seen);
+    add_count(facts, "step", counters->step);
+    add_count(facts, "optimizer_steps", counters->optimizer_steps);
+    add_count(facts, "skipped_steps", counters->skipped_steps);
+    add_count(facts, "empty_steps", counters->empty_steps);
+    add_count(facts, "tokens_seen", counters->tokens_seen);
+    if (progress->has_scaler) {
+        facts_add(facts, "loss_scale", json_real((double)progress->scale.scale));
+        add_count(facts, "growth_tracker", progress->scale.growth_tracker);
+    }
+    add_count(facts, "epoch", progress->position.epoch);
+    add_count(facts, "first", progress->position.first); /* of the epoch's sequences, in the next step */
+    add_count(facts, "train_sequences", progress->train_sequences);
+    add_count(facts, "sequences_seen", progress->sequences_seen);
 }
 
-static void print_files(const struct manifest *manifest, FILE *to)
+static void add_files(struct facts *facts, const struct manifest *manifest)
 {
-    fputs("files:\n", to);
+    struct facts files;
+    facts_open(&files);
     for (size_t i = 0, next; i < manifest->range_count; i = next) {
         next = manifest_next_file(manifest, i);
-        fprintf(to, "  %s: %" PRIu64 " bytes in %zu range%s\n", manifest->ranges[i].file,
-                manifest->ranges[next - 1].end, next - i, next - i == 1 ? "" : "s");
+        facts_add(&files, manifest->ranges[i].file,
+                  json_sprintf("%llu bytes in %zu range%s", (unsigned long long)manifest->ranges[next - 1].end,
+                               next - i, next - i == 1 ? "" : "s"));
     }
+    facts->failed = facts->failed || files.failed;
+    facts_add(facts, "files", files.object);
 }
 
-int checkpoint_inspect(const char *directory, FILE *to, struct error *error)
+static void add_manifest(struct facts *facts, const char *directory, const struct manifest *manifest)
+{
+    char digest[65] = "";
+    if (manifest->job->digest.len == 32) hex_write(manifest->job->digest.data, 32, digest);
+    facts_add(facts, "path", json_string_nocheck(directory));
+    facts_add(facts, "format", json_string("checkpoint"));
+    facts_add(facts, "gaccd", json_string(manifest->program));
+    facts_add(facts, "time", json_string(manifest->time));
+    facts_add(facts, "job", json_string(manifest->job->job->name));
+    facts_add(facts, "job_digest", json_string(digest));
+    facts_add(facts, "verified", json_boolean(manifest->receipt));
+    add_progress(facts, &manifest->progress);
+    add_count(facts, "ranks", manifest->ranks);
+    add_count(facts, "parameters", manifest->parameters);
+    add_files(facts, manifest);
+    facts_add(facts, "sound", json_true());
+}
+
+int checkpoint_inspect(const char *directory, bool as_json, FILE *to, struct error *error)
 {
     struct manifest manifest;
     int status = manifest_read(&manifest, directory, error);
     if (status) return status;
-    char digest[65] = "";
-    if (manifest.job->digest.len == 32) hex_write(manifest.job->digest.data, 32, digest);
-    fprintf(to, "path: %s\nformat: checkpoint\ngaccd: %s\ntime: %s\n", directory, manifest.program, manifest.time);
-    fprintf(to, "job: %s\njob_digest: %s\nverified: %s\n", manifest.job->job->name, digest,
-            manifest.receipt ? "yes" : "no");
-    print_counters(&manifest.progress, to);
-    fprintf(to, "ranks: %" PRIu32 "\nparameters: %" PRIu64 "\n", manifest.ranks, manifest.parameters);
-    print_files(&manifest, to);
     status = store_verify(directory, &manifest, error);
-    if (!status) fputs("sound: yes\n", to);
+    if (!status) {
+        struct facts facts;
+        facts_open(&facts);
+        add_manifest(&facts, directory, &manifest);
+        status = facts_print(&facts, as_json, to, error);
+        facts_close(&facts);
+    }
     manifest_free(&manifest);
     return status;
 }

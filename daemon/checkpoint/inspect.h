@@ -2,12 +2,13 @@
 #ifndef GACC_CHECKPOINT_INSPECT_H
 #define GACC_CHECKPOINT_INSPECT_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "proto/error.h"
 
-/* The directory's manifest, and whether every file is what it says. An unsound one is an error that says why (65, 66,
- * 74). */
-int checkpoint_inspect(const char *directory, FILE *to, struct error *error);
+/* The directory's manifest, and that every file is what it says, as text or as JSON. Nothing is said of an unsound one:
+ * an error says why (65, 66, 74). */
+int checkpoint_inspect(const char *directory, bool as_json, FILE *to, struct error *error);
 
 #endif

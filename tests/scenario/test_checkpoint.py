@@ -54,6 +54,8 @@ class Checkpoint(checkpoints.Checkpoints):
                     self.assertEqual(struct.unpack("<Q", file.read(8))[0] % 8, 0)
             shown = self.call(harness.GACCD, "inspect", path(f"run{self.count}", name_of(4)))
             self.assertEqual((shown.status, shown.err), (0, ""))
+            as_json = self.call(harness.GACCD, "inspect", "--json", path(f"run{self.count}", name_of(4)))
+            self.assertEqual(json.loads(as_json.out)["optimizer_steps"], 4)
             for line in ("format: checkpoint", "optimizer_steps: 4", f"ranks: {ranks}", "sound: yes"):
                 self.assertIn(line + "\n", shown.out)
 

@@ -82,6 +82,8 @@ class ExitStatuses(harness.Scenario):
         done = self.call(harness.GACCD, "inspect", "tape.csv")
         self.assertEqual((done.status, done.err), (0, ""))
         self.assertIn("csv", done.out)
+        done = self.call(harness.GACCD, "inspect", "tape.csv", "--json")
+        self.assertEqual((done.status, json.loads(done.out)["format"]), (0, "csv"))
         self.assertEqual(self.call(harness.GACCD, "inspect", "missing.csv").status, 66)
 
     # ---- the job file ----

@@ -665,7 +665,7 @@ static char *inspected(const char *name, const void *bytes, size_t size, int sta
     size_t length;
     struct error error = {0};
     FILE *to = open_memstream(&text, &length);
-    assert_int_equal(data_inspect(path, to, &error), -status);
+    assert_int_equal(data_inspect(path, false, to, &error), -status);
     fclose(to);
     free(path);
     if (status == 0) return text;
@@ -688,15 +688,18 @@ static void inspection_says_what_a_file_is(void **state)
     const uint32_t longs[] = {1, 70000, 3};
     const uint16_t words[] = {50000, 50001, 50002, 50003};
     assert_says(inspected("a.bin", &file, sizeof file, 0),
-                "bytes: 1064\nformat: llmc\ntokens: 20\ntoken_bytes: 2\ngreatest_token: 19\nvocab: at least 20\n"
-                "sequences: (20 - 1) / context, rounded down\nsound: yes\n");
+                "bytes: 1064\nformat: llmc\ntokens: 20\ntoken_bytes: 2\nleast_token: 0\ngreatest_token: 19\nvocab: at "
+                "least 20\n"
+                "sequences: (20 - 1) / context, rounded down\nof_context:\n  64: 0\n");
     assert_says(inspected("a.bin", longs, sizeof longs, 0),
-                "format: u32\ntokens: 3\ntoken_bytes: 4\ngreatest_token: 70000\n");
+                "format: u32\ntokens: 3\ntoken_bytes: 4\nleast_token: 1\ngreatest_token: 70000\n");
     assert_says(inspected("a.bin", words, sizeof words, 0),
-                "format: u16\ntokens: 4\ntoken_bytes: 2\ngreatest_token: 50003\n");
-    assert_says(inspected("a.txt", "abc", 3, 0), "format: bytes\ntokens: 3\ntoken_bytes: 1\ngreatest_token: 99\n");
+                "format: u16\ntokens: 4\ntoken_bytes: 2\nleast_token: 50000\ngreatest_token: 50003\n");
+    assert_says(inspected("a.txt", "abc", 3, 0),
+                "format: bytes\ntokens: 3\ntoken_bytes: 1\nleast_token: 97\ngreatest_token: 99\n");
     assert_says(inspected("a.csv", "weight,x0,x1,y0\n1,2,3,4\n0,1,1,1\n0.5,1,1,1\n", 42, 0),
-                "format: csv\nrows: 3\nmasked_rows: 1\nweight: 1.5\nx: 2\ny: 1\nfor: mlp, linear\nsound: yes\n");
+                "format: csv\nrows: 3\nmasked_rows: 1\nweight: 1.5\nx: 2\ny: 1\nclasses: 2\nlabels:\n  1: 1\n  4: 1\n"
+                "sorted: no\nfor: mlp, linear\nsound: yes\n");
     assert_says(inspected("a.csv", "g0,g1\n1,inf\n", 12, 0),
                 "format: csv\nrows: 1\nmasked_rows: 0\nweight: 1\ng: 2\nfor: tape\n");
     file.header[2] = 21;
@@ -709,6 +712,45 @@ static void inspection_says_what_a_file_is(void **state)
                 "format: safetensors\ntensors: 1\ntensor: w F32 [1, 2]\nelements: 2\nnonfinite: 1\nsound: yes\n");
     assert_says(inspected("a.safetensors", weights, sizeof weights - 2, 65), "a.safetensors");
     assert_says(inspected("a.txt", "", 0, 65), "a.txt: empty");
+}
+
+static const char sorting[] =
+    "warning: the rows are sorted by class: read in this order, a micro-batch holds one class; "
+    "data.order: shuffled mixes them\n";
+
+static void inspection_counts_labels_and_says_whether_rows_are_sorted_by_them(void **state)
+{
+    (void)state;
+    char wanted[400];
+    snprintf(wanted, sizeof wanted, "classes: 3\nlabels:\n  0: 1\n  1: 2\n  2: 2\nsorted: yes\n%sfor:", sorting);
+    assert_says(inspected("labels-idx1-ubyte", "\0\0\x08\x01\0\0\0\x05\2\2\0\1\1", 13, 0),
+                "format: idx\ntype: u8\nsizes: 5\nrows: 5\ny: 1\nleast: 0\ngreatest: 2\n");
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x05\2\2\0\1\1", 13, 0), wanted);
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x05\2\1\0\1\2", 13, 0),
+                "classes: 3\nlabels:\n  0: 1\n  1: 2\n  2: 2\nsorted: no\nfor: mlp, linear: data.labels\n");
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x03\2\0\1", 11, 0), "sorted: no\n"); /* a row each */
+    assert_says(inspected("images", "\0\0\x0B\x03\0\0\0\x01\0\0\0\x02\0\0\0\x01\xFF\xFE\1\0", 20, 0),
+                "type: i16\nsizes: 1×2×1\nrows: 1\nx: 2\nleast: -2\ngreatest: 256\nfor: mlp, linear: data.train\n");
+    snprintf(wanted, sizeof wanted, "labels:\n  0: 2\n  1: 2\nsorted: yes\n%s", sorting);
+    assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1\n1,0\n2,0\n", 22, 0), wanted);
+    assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1.5\n", 16, 0), "y: 1\nfor: mlp, linear\n");
+    assert_says(inspected("t10k-images-idx3-ubyte.gz", "\x1F\x8B\x08\0", 4, 65),
+                ": compressed by gzip; gunzip it first");
+    assert_says(inspected("images", "\0\0\x0D\x01\0\0\0\x01\x7F\x80\0\0", 12, 65), ": 1 numbers are not finite");
+}
+
+static void inspection_is_json_too(void **state)
+{
+    (void)state;
+    char *path = scratch_file("labels", "\0\0\x08\x01\0\0\0\x02\1\0", 10), *text = NULL;
+    size_t length;
+    struct error error = {0};
+    FILE *to = open_memstream(&text, &length);
+    assert_int_equal(data_inspect(path, true, to, &error), 0);
+    fclose(to);
+    free(path);
+    assert_int_equal(text[0], '{');
+    assert_says(text, "\"labels\": {\n    \"0\": 1,\n    \"1\": 1\n  },\n  \"sorted\": false,");
 }
 
 int main(void)
@@ -736,6 +778,8 @@ int main(void)
         cmocka_unit_test(more_files_than_descriptors_can_be_read),
         cmocka_unit_test(the_shape_follows_from_the_model),
         cmocka_unit_test(inspection_says_what_a_file_is),
+        cmocka_unit_test(inspection_counts_labels_and_says_whether_rows_are_sorted_by_them),
+        cmocka_unit_test(inspection_is_json_too),
         cmocka_unit_test(masked_targets_weigh_nothing),
         cmocka_unit_test(what_stands_behind_the_end_of_a_document_is_no_target),
         cmocka_unit_test(masks_that_do_not_fit_are_refused),

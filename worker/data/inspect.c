@@ -1,14 +1,71 @@
 /* What `gaccd inspect FILE` says of a data set or of weights, which it has to find out without a job. */
-#include "worker/data/format.h"
-
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/data/format.h"
+#include "worker/facts.h"
 #include "worker/safetensors.h"
 
 enum { BLOCK_BYTES = 1 << 18, HEADER_MAX_BYTES = 1 << 20 };
+
+static void add_count(struct facts *facts, const char *key, uint64_t count)
+{
+    facts_add(facts, key, json_integer((json_int_t)count));
+}
+
+/* As a whole number where it is one. */
+static void add_number(struct facts *facts, const char *key, double value)
+{
+    const bool is_whole = fabs(value) < 0x1p53 && nearbyint(value) >= value && nearbyint(value) <= value;
+    facts_add(facts, key, is_whole ? json_integer((json_int_t)value) : json_real(value));
+}
+
+/* ---- labels ---- */
+
+enum { CLASSES_MOST = 4096 }; /* of which a histogram is made */
+
+struct labels {
+    uint64_t count[CLASSES_MOST];
+    uint64_t rows, classes;
+    uint64_t runs; /* of rows with the same label, one after the other */
+    double last;
+    bool are_classes; /* so far: whole numbers below CLASSES_MOST */
+};
+
+static void labels_take(struct labels *labels, double label)
+{
+    labels->are_classes = labels->are_classes && label >= 0 && label < CLASSES_MOST && !(fmod(label, 1) > 0);
+    if (!labels->are_classes) return;
+    labels->classes += labels->count[(size_t)label]++ == 0;
+    labels->runs += labels->rows == 0 || label < labels->last || label > labels->last;
+    labels->rows++;
+    labels->last = label;
+}
+
+static void labels_add(const struct labels *labels, struct facts *facts)
+{
+    if (!labels->are_classes || labels->rows == 0) return;
+    struct facts histogram;
+    facts_open(&histogram);
+    for (size_t i = 0; i < CLASSES_MOST; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%zu", i);
+        if (labels->count[i] > 0) add_count(&histogram, name, labels->count[i]);
+    }
+    facts->failed = facts->failed || histogram.failed;
+    add_count(facts, "classes", labels->classes);
+    facts_add(facts, "labels", histogram.object);
+    const bool sorted = labels->classes > 1 && labels->runs == labels->classes && labels->rows > labels->classes;
+    facts_add(facts, "sorted", json_boolean(sorted));
+    if (sorted)
+        facts_add(facts, "warning",
+                  json_string("the rows are sorted by class: read in this order, a micro-batch holds one class; "
+                              "data.order: shuffled mixes them"));
+}
+
+/* ---- csv ---- */
 
 /* Counts the columns of a csv header by their first letter; csv.c checks the names. */
 static int csv_shape(const struct file *file, struct data_shape *shape, struct error *error)
@@ -35,7 +92,30 @@ static int csv_shape(const struct file *file, struct data_shape *shape, struct e
     return result;
 }
 
-static int inspect_csv(const struct file *file, FILE *to, struct error *error)
+struct csv_sums {
+    double weight;
+    uint64_t masked;
+    struct labels labels; /* of the rows that are not masked */
+};
+
+static int csv_rows(struct data *data, const struct data_shape *shape, struct csv_sums *sums, struct error *error)
+{
+    struct micro_batch *batch;
+    int result = micro_batch_open(&batch, shape, 1, error);
+    if (result < 0) return result;
+    sums->labels.are_classes = shape->outputs == 1;
+    for (uint64_t i = 0; i < data_sequences(data) && result == 0; i++) {
+        micro_batch_clear(batch);
+        result = data_read(data, i, batch, error);
+        sums->weight += batch->weight[0];
+        sums->masked += batch->weight[0] == 0;
+        if (shape->outputs == 1 && batch->weight[0] > 0) labels_take(&sums->labels, batch->y[0]);
+    }
+    micro_batch_close(batch);
+    return result;
+}
+
+static int inspect_csv(const struct file *file, struct facts *facts, struct error *error)
 {
     struct data_shape shape = {0};
     int result = csv_shape(file, &shape, error);
@@ -45,38 +125,115 @@ static int inspect_csv(const struct file *file, FILE *to, struct error *error)
     const struct part part = {.paths = path, .count = 1};
     result = csv_class.open(&data, GACC__V1__DATA_FORMAT__FORMAT_CSV, &part, &shape, error);
     if (result < 0) return result;
-    double weight = 0;
-    uint64_t masked = 0, rows = data_sequences(data);
-    for (uint64_t i = 0; i < rows; i++) {
-        weight += data_weight(data, i);
-        masked += data_weight(data, i) == 0;
+    struct csv_sums *sums = calloc(1, sizeof *sums);
+    result =
+        sums ? csv_rows(data, &shape, sums, error) : error_set(error, STATUS_INTERNAL, "%s: no memory", file->path);
+    if (result == 0) {
+        facts_add(facts, "format", json_string("csv"));
+        add_count(facts, "rows", data_sequences(data));
+        add_count(facts, "masked_rows", sums->masked);
+        add_number(facts, "weight", sums->weight);
+        if (shape.size) add_count(facts, "g", shape.size);
+        if (!shape.size) add_count(facts, "x", shape.inputs);
+        if (!shape.size) add_count(facts, "y", shape.outputs);
+        labels_add(&sums->labels, facts);
+        facts_add(facts, "for", json_string(shape.size ? "tape" : "mlp, linear"));
     }
-    fprintf(to, "format: csv\nrows: %" PRIu64 "\nmasked_rows: %" PRIu64 "\nweight: %.17g\n", rows, masked, weight);
-    if (shape.size)
-        fprintf(to, "g: %" PRIu32 "\nfor: tape\n", shape.size);
-    else
-        fprintf(to, "x: %" PRIu32 "\ny: %" PRIu32 "\nfor: mlp, linear\n", shape.inputs, shape.outputs);
+    free(sums);
     data_close(data);
-    return 0;
+    return result;
 }
 
-static int greatest_token(const struct file *file, uint64_t header, unsigned width, uint32_t *greatest,
-                          struct error *error)
+/* ---- idx ---- */
+
+struct idx_sums {
+    double least, greatest;
+    uint64_t nonfinite;
+    struct labels labels;
+};
+
+static int idx_numbers(const struct file *file, const struct idx_header *header, struct idx_sums *sums,
+                       struct error *error)
+{
+    enum { NUMBERS = 4096 };
+    unsigned char bytes[NUMBERS * sizeof(double)];
+    double numbers[NUMBERS];
+    const uint64_t all = header->rows * header->columns;
+    sums->labels.are_classes = header->columns == 1 && idx_is_whole(header);
+    sums->least = (double)INFINITY;
+    sums->greatest = -(double)INFINITY;
+    int result = 0;
+    for (uint64_t first = 0; first < all && result == 0; first += NUMBERS) {
+        const size_t count = (size_t)(all - first < NUMBERS ? all - first : NUMBERS);
+        result = file_read(file, header->begin + first * header->width, count * header->width, bytes, error);
+        if (result < 0) break;
+        idx_decode(header, bytes, count, false, numbers);
+        for (size_t i = 0; i < count; i++) {
+            sums->least = fmin(sums->least, numbers[i]);
+            sums->greatest = fmax(sums->greatest, numbers[i]);
+            if (!isfinite(numbers[i])) sums->nonfinite++;
+            if (header->columns == 1) labels_take(&sums->labels, numbers[i]);
+        }
+    }
+    if (result == 0 && sums->nonfinite > 0)
+        result = error_set(error, STATUS_DATA, "%s: %" PRIu64 " numbers are not finite", file->path, sums->nonfinite);
+    return result;
+}
+
+static int inspect_idx(const struct file *file, struct facts *facts, struct error *error)
+{
+    struct idx_header header;
+    int result = idx_identify(file, &header, error);
+    if (result < 0) return result;
+    struct idx_sums *sums = calloc(1, sizeof *sums);
+    result =
+        sums ? idx_numbers(file, &header, sums, error) : error_set(error, STATUS_INTERNAL, "%s: no memory", file->path);
+    if (result == 0) {
+        char sizes[16 * IDX_DIMENSIONS] = "";
+        for (unsigned i = 0; i < header.dimensions; i++)
+            snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%" PRIu32, i ? "×" : "", header.size[i]);
+        facts_add(facts, "format", json_string("idx"));
+        facts_add(facts, "type", json_string(idx_type_name(&header)));
+        facts_add(facts, "sizes", json_string(sizes));
+        add_count(facts, "rows", header.rows);
+        add_count(facts, header.columns > 1 ? "x" : "y", header.columns);
+        add_number(facts, "least", sums->least);
+        add_number(facts, "greatest", sums->greatest);
+        labels_add(&sums->labels, facts);
+        facts_add(facts, "for",
+                  json_string(header.columns > 1 ? "mlp, linear: data.train" : "mlp, linear: data.labels"));
+    }
+    free(sums);
+    return result;
+}
+
+/* ---- tokens ---- */
+
+struct range_of_tokens {
+    uint32_t least, greatest;
+};
+
+static int token_range(const struct file *file, uint64_t header, unsigned width, struct range_of_tokens *range,
+                       struct error *error)
 {
     unsigned char *block = malloc(BLOCK_BYTES);
     if (!block) return error_set(error, STATUS_INTERNAL, "%s: no memory", file->path);
     int result = 0;
-    *greatest = 0;
+    *range = (struct range_of_tokens){.least = UINT32_MAX};
     for (uint64_t offset = header; result == 0 && offset < file->size;) {
         uint64_t data = file_next_data(file, offset);
-        if (data > offset) offset = data - (data - header) % width;
+        if (data > offset) {
+            range->least = 0; /* a hole */
+            offset = data - (data - header) % width;
+        }
         if (offset >= file->size) break;
         size_t bytes = file->size - offset < BLOCK_BYTES ? (size_t)(file->size - offset) : BLOCK_BYTES;
         result = file_read(file, offset, bytes, block, error);
         for (size_t i = 0; result == 0 && i + width <= bytes; i += width) {
             uint32_t token = 0;
             memcpy(&token, block + i, width);
-            if (token > *greatest) *greatest = token;
+            if (token > range->greatest) range->greatest = token;
+            if (token < range->least) range->least = token;
         }
         offset += bytes;
     }
@@ -84,35 +241,56 @@ static int greatest_token(const struct file *file, uint64_t header, unsigned wid
     return result;
 }
 
-static int print_tokens(const struct file *file, const char *format, uint64_t header, unsigned width, FILE *to,
-                        struct error *error)
+/* How many sequences there are of some usual contexts. */
+static void add_sequences(struct facts *facts, uint64_t tokens)
 {
-    uint32_t greatest = 0;
-    int result = greatest_token(file, header, width, &greatest, error);
+    static const unsigned contexts[] = {64, 256, 1024, 2048};
+    struct facts sequences;
+    facts_open(&sequences);
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%u", contexts[i]);
+        add_count(&sequences, name, tokens > 0 ? (tokens - 1) / contexts[i] : 0);
+    }
+    facts->failed = facts->failed || sequences.failed;
+    facts_add(facts, "sequences", json_sprintf("(%llu - 1) / context, rounded down", (unsigned long long)tokens));
+    facts_add(facts, "of_context", sequences.object);
+}
+
+static int add_tokens(const struct file *file, const char *format, uint64_t header, unsigned width, struct facts *facts,
+                      struct error *error)
+{
+    struct range_of_tokens range;
+    int result = token_range(file, header, width, &range, error);
     if (result < 0) return result;
-    uint64_t tokens = (file->size - header) / width;
-    fprintf(to, "format: %s\ntokens: %" PRIu64 "\ntoken_bytes: %u\ngreatest_token: %" PRIu32 "\n", format, tokens,
-            width, greatest);
-    fprintf(to, "vocab: at least %" PRIu64 "\nsequences: (%" PRIu64 " - 1) / context, rounded down\n",
-            (uint64_t)greatest + 1, tokens);
+    const uint64_t tokens = (file->size - header) / width;
+    facts_add(facts, "format", json_string(format));
+    add_count(facts, "tokens", tokens);
+    add_count(facts, "token_bytes", width);
+    if (tokens > 0) add_count(facts, "least_token", range.least);
+    add_count(facts, "greatest_token", range.greatest);
+    facts_add(facts, "vocab", json_sprintf("at least %llu", (unsigned long long)range.greatest + 1));
+    add_sequences(facts, tokens);
     return 0;
 }
 
 /* A .bin file does not say how wide its tokens are. Read as u32, a u16 file shows ids far above any vocabulary. */
-static int inspect_raw(const struct file *file, FILE *to, struct error *error)
+static int inspect_raw(const struct file *file, struct facts *facts, struct error *error)
 {
     enum { ANY_VOCAB = 1 << 20 };
-    uint32_t greatest = UINT32_MAX;
+    struct range_of_tokens range = {.greatest = UINT32_MAX};
     if (file->size % 4 == 0) {
-        int result = greatest_token(file, 0, 4, &greatest, error);
+        int result = token_range(file, 0, 4, &range, error);
         if (result < 0) return result;
     }
-    if (greatest < ANY_VOCAB) return print_tokens(file, "u32", 0, 4, to, error);
+    if (range.greatest < ANY_VOCAB) return add_tokens(file, "u32", 0, 4, facts, error);
     if (file->size % 2)
         return error_set(error, STATUS_DATA, "%s: %" PRIu64 " bytes is not a multiple of the 2 bytes of a u16 token",
                          file->path, file->size);
-    return print_tokens(file, "u16", 0, 2, to, error);
+    return add_tokens(file, "u16", 0, 2, facts, error);
 }
+
+/* ---- weights ---- */
 
 /* Values that are not finite, of a tensor that has floating-point values. */
 static int count_nonfinite(struct safetensors *weights, const struct safetensors_tensor *tensor, uint64_t *count,
@@ -130,32 +308,46 @@ static int count_nonfinite(struct safetensors *weights, const struct safetensors
     return 0;
 }
 
-static void print_shape(const struct safetensors_tensor *tensor, FILE *to)
+/* "wte.weight F32 [50257, 768]" */
+static json_t *tensor_text(const struct safetensors_tensor *tensor)
 {
     static const char *const types[] = {"F64", "F32", "F16", "BF16", "other"};
-    fprintf(to, "tensor: %s %s [", tensor->name, types[tensor->type]);
+    char *text;
+    size_t length;
+    FILE *to = open_memstream(&text, &length);
+    if (!to) return NULL;
+    fprintf(to, "%s %s [", tensor->name, types[tensor->type]);
     for (int i = 0; i < tensor->dimensions; i++) fprintf(to, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
-    fprintf(to, "]\n");
+    fputc(']', to);
+    json_t *value = fclose(to) ? NULL : json_string(text);
+    free(text);
+    return value;
 }
 
-static int inspect_weights(const struct file *file, FILE *to, struct error *error)
+static int inspect_weights(const struct file *file, struct facts *facts, struct error *error)
 {
     struct safetensors *weights;
     int result = safetensors_open(&weights, file->path, error);
     if (result < 0) return result;
     uint64_t elements = 0, nonfinite = 0;
-    size_t count = safetensors_count(weights);
-    fprintf(to, "format: safetensors\ntensors: %zu\n", count);
+    const size_t count = safetensors_count(weights);
+    json_t *tensors = json_array();
     for (size_t i = 0; i < count && result == 0; i++) {
         const struct safetensors_tensor *tensor = safetensors_at(weights, i);
         elements += tensor->elements;
-        print_shape(tensor, to);
+        if (json_array_append_new(tensors, tensor_text(tensor))) facts->failed = true;
         result = count_nonfinite(weights, tensor, &nonfinite, error);
     }
+    facts_add(facts, "format", json_string("safetensors"));
+    add_count(facts, "tensors", count);
+    facts_add(facts, "tensor", tensors);
+    add_count(facts, "elements", elements);
+    add_count(facts, "nonfinite", nonfinite);
     safetensors_close(weights);
-    if (result == 0) fprintf(to, "elements: %" PRIu64 "\nnonfinite: %" PRIu64 "\n", elements, nonfinite);
     return result;
 }
+
+/* ---- which of them it is ---- */
 
 static bool ends_in(const char *path, const char *extension)
 {
@@ -163,7 +355,16 @@ static bool ends_in(const char *path, const char *extension)
     return length >= end && strcmp(path + length - end, extension) == 0;
 }
 
-static int inspect_open(const struct file *file, FILE *to, struct error *error)
+/* By what stands in it, as tokens might begin with the same bytes; or by its name. */
+static bool is_idx(const struct file *file)
+{
+    struct idx_header header;
+    struct error unused;
+    const char *slash = strrchr(file->path, '/');
+    return idx_identify(file, &header, &unused) == 0 || strstr(slash ? slash : file->path, "idx");
+}
+
+static int inspect_open(const struct file *file, struct facts *facts, struct error *error)
 {
     uint32_t magic = 0;
     uint64_t tokens;
@@ -173,22 +374,28 @@ static int inspect_open(const struct file *file, FILE *to, struct error *error)
     if (result < 0) return result;
     if (llmc_magic(magic) || llmc_magic(__builtin_bswap32(magic))) {
         result = llmc_identify(file, &width, &tokens, error);
-        return result < 0 ? result : print_tokens(file, "llmc", LLMC_HEADER_BYTES, width, to, error);
+        return result < 0 ? result : add_tokens(file, "llmc", LLMC_HEADER_BYTES, width, facts, error);
     }
-    if (ends_in(file->path, ".safetensors")) return inspect_weights(file, to, error);
-    if (ends_in(file->path, ".csv")) return inspect_csv(file, to, error);
-    if (ends_in(file->path, ".bin")) return inspect_raw(file, to, error);
-    return print_tokens(file, "bytes", 0, 1, to, error);
+    if (ends_in(file->path, ".safetensors")) return inspect_weights(file, facts, error);
+    if (ends_in(file->path, ".csv")) return inspect_csv(file, facts, error);
+    if (is_idx(file)) return inspect_idx(file, facts, error);
+    if (ends_in(file->path, ".bin")) return inspect_raw(file, facts, error);
+    return add_tokens(file, "bytes", 0, 1, facts, error);
 }
 
-int data_inspect(const char *path, FILE *to, struct error *error)
+int data_inspect(const char *path, bool as_json, FILE *to, struct error *error)
 {
     struct file file;
+    struct facts facts;
     int result = file_open(&file, path, error);
     if (result < 0) return result;
-    fprintf(to, "path: %s\nbytes: %" PRIu64 "\n", path, file.size);
-    result = inspect_open(&file, to, error);
+    facts_open(&facts);
+    facts_add(&facts, "path", json_string_nocheck(path));
+    add_count(&facts, "bytes", file.size);
+    result = inspect_open(&file, &facts, error);
     file_close(&file);
-    if (result == 0) fputs("sound: yes\n", to);
+    facts_add(&facts, "sound", json_true());
+    if (result == 0) result = facts_print(&facts, as_json, to, error);
+    facts_close(&facts);
     return result;
 }
