@@ -164,7 +164,9 @@ struct kernel_table {
                                    struct linear_shape shape);
 
     /* --- elementwise ---------------------------------------------------------------------------------------- */
-    void (*add)(struct kernels *, compute *out, const compute *a, const compute *b, size_t n); /* out may be a or b */
+    /* out = a + factor·b, rounded once; out may be a or b. a NULL: factor·b. */
+    void (*add)(struct kernels *, compute *out, const compute *a, double factor, const compute *b, size_t n);
+    /* y = activate(x); y may be x */
     void (*activation_forward)(struct kernels *, compute *y, const compute *x, enum activation activation, size_t n);
     /* dx = dy·activate'(x); dx may be dy */
     void (*activation_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x,

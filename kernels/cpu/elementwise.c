@@ -7,7 +7,8 @@
 
 struct add {
     element *out;
-    const element *a, *b;
+    const element *a, *b; /* a NULL: nothing is added to */
+    real factor;
 };
 
 static void add_share(const void *arguments, struct cpu_share share)
@@ -16,16 +17,19 @@ static void add_share(const void *arguments, struct cpu_share share)
     real a_buffer[CHUNK], b_buffer[CHUNK];
     for (size_t at = share.begin; at < share.end; at += CHUNK) {
         const size_t n = smaller(CHUNK, share.end - at);
-        const real *a = widen(a_buffer, add->a + at, n), *b = widen(b_buffer, add->b + at, n);
+        const real *a = add->a ? widen(a_buffer, add->a + at, n) : NULL, *b = widen(b_buffer, add->b + at, n);
         real *sum = place(a_buffer, add->out + at);
-        SIMD for (size_t i = 0; i < n; i++) sum[i] = a[i] + b[i];
+        if (a)
+            SIMD for (size_t i = 0; i < n; i++) sum[i] = a[i] + add->factor * b[i];
+        else
+            SIMD for (size_t i = 0; i < n; i++) sum[i] = add->factor * b[i];
         narrow(add->out + at, sum, n);
     }
 }
 
-void cpu_add(struct kernels *kernels, compute *out, const compute *a, const compute *b, size_t n)
+void cpu_add(struct kernels *kernels, compute *out, const compute *a, double factor, const compute *b, size_t n)
 {
-    const struct add add = {out, a, b};
+    const struct add add = {out, a, b, (real)factor};
     cpu_spread(kernels, add_share, &add, n, CHUNK);
 }
 

@@ -273,7 +273,7 @@ static bool open_device(struct cuda *cuda, struct kernels_failure *why)
         if (!cuda_products_open(cuda, why)) return false;
         /* a first kernel: not every device runs the code that is in the module */
         cuda_clear(&cuda->head, cuda->scratch, sizeof(double));
-        cuda->table.add(&cuda->head, cuda->scratch, cuda->scratch, cuda->scratch, 1);
+        cuda->table.add(&cuda->head, cuda->scratch, cuda->scratch, 1, cuda->scratch, 1);
         cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "a first kernel");
     }
     if (!failure_of(cuda)) return true;

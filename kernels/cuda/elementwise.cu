@@ -12,22 +12,28 @@ namespace gpu
 template <class T> struct add_elements {
     static constexpr unsigned width = lanes<T>;
     T *out;
-    const T *a, *b;
+    const T *a, *b; /* a null: nothing is added to */
+    real<T> factor;
 
     template <unsigned N> __device__ void run(size_t at) const
     {
-        real<T> left[N], right[N];
-        load<N>(left, a + at);
+        real<T> left[N] = {}, right[N];
+        if (a) load<N>(left, a + at);
         load<N>(right, b + at);
-        for (unsigned i = 0; i < N; i++) left[i] += right[i];
+        for (unsigned i = 0; i < N; i++) left[i] += factor * right[i];
         store<N>(out + at, left);
     }
 };
 
-template <class T> static void add(struct kernels *kernels, compute *out, const compute *a, const compute *b, size_t n)
+template <class T>
+static void add(struct kernels *kernels, compute *out, const compute *a, double factor, const compute *b, size_t n)
 {
-    const add_elements<T> pass = {static_cast<T *>(out), static_cast<const T *>(a), static_cast<const T *>(b)};
-    start_elements(cuda_enter(kernels), "add", pass, n, pass.out, pass.a, pass.b);
+    const add_elements<T> pass = {static_cast<T *>(out), static_cast<const T *>(a), static_cast<const T *>(b),
+                                  static_cast<real<T>>(factor)};
+    if (pass.a)
+        start_elements(cuda_enter(kernels), "add", pass, n, pass.out, pass.a, pass.b);
+    else
+        start_elements(cuda_enter(kernels), "add", pass, n, pass.out, pass.b);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */

@@ -113,10 +113,11 @@ static void linear_backward_weight(struct kernels *kernels, wide *dw_, wide *dbi
 
 /* --- elementwise ------------------------------------------------------------------------------------------------ */
 
-static void add(struct kernels *kernels, compute *out, const compute *a, const compute *b, size_t n)
+static void add(struct kernels *kernels, compute *out, const compute *a, double factor, const compute *b, size_t n)
 {
     (void)kernels;
-    for (size_t i = 0; i < n; i++) ((double *)out)[i] = ((const double *)a)[i] + ((const double *)b)[i];
+    for (size_t i = 0; i < n; i++)
+        ((double *)out)[i] = (a ? ((const double *)a)[i] : 0) + factor * ((const double *)b)[i];
 }
 
 static void activation_forward(struct kernels *kernels, compute *y, const compute *x, enum activation activation,
@@ -200,7 +201,7 @@ static void layernorm_forward(struct kernels *kernels, compute *y, compute *sum_
 {
     const double *x = x_;
     if (residual_) {
-        add(kernels, sum_, x_, residual_, rows * width);
+        add(kernels, sum_, x_, 1, residual_, rows * width);
         x = sum_;
     }
     for (size_t r = 0; r < rows; r++)

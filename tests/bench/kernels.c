@@ -214,7 +214,7 @@ static void embedding_backward(void)
 
 static void add(void)
 {
-    table->add(kernels, act[2], act[0], act[1], ROWS * WIDTH);
+    table->add(kernels, act[2], act[0], 1, act[1], ROWS * WIDTH);
 }
 
 static void dropout(void)

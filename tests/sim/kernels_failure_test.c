@@ -27,17 +27,17 @@ static void a_call_that_fails_is_named_and_stays_the_reason(void **state)
     backend = kernels_module()->kernels_open(&(struct kernels_options){DTYPE_FP32, 1}, 0, &why);
     if (!backend) fail_msg("%s", why.text);
     float *x = backend->table->allocate(backend, 64);
-    backend->table->add(backend, x, x, x, 16);
+    backend->table->add(backend, x, x, 1, x, 16);
     assert_null(backend->table->wait(backend));
     backend->table->record(backend);
     backend->table->accumulate(backend, x, x + 8, 8); /* the third launch: opening was one */
     assert_null(backend->table->recorded(backend));
     backend->table->record(backend);
-    backend->table->add(backend, x, x, x, 16);
+    backend->table->add(backend, x, x, 1, x, 16);
     assert_null(backend->table->recorded(backend)); /* it cannot be made runnable */
     assert_null(backend->table->wait(backend));
     backend->table->accumulate(backend, x, x + 8, 8); /* the fifth */
-    backend->table->add(backend, x, x, x, 16);
+    backend->table->add(backend, x, x, 1, x, 16);
     assert_told("accumulate");
     backend->table->cast(backend, x, x, 16);
     assert_told("accumulate");

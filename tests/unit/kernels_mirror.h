@@ -156,10 +156,11 @@ static inline void mirror_linear_backward_weight(struct kernels *kernels, wide *
     mirror_back(mirror);
 }
 
-static inline void mirror_add(struct kernels *kernels, compute *out, const compute *a, const compute *b, size_t n)
+static inline void mirror_add(struct kernels *kernels, compute *out, const compute *a, double factor, const compute *b,
+                              size_t n)
 {
     MIRROR(kernels);
-    table->add(backend, OUT(out, n), IN(a, n), IN(b, n), n);
+    table->add(backend, OUT(out, n), IN(a, n), factor, IN(b, n), n);
     mirror_back(mirror);
 }
 

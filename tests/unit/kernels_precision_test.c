@@ -238,10 +238,10 @@ static void overflowing_product(struct instance *t)
     assert_true(element_get(t->type, y.data, 0) == 1);
     t->table->linear_forward(t->kernels, y.data, NULL, x.data, w.data, NULL, shape, ACTIVATE_GELU);
     assert_true(isinf(element_get(t->type, y.data, 0)) == (t->type == DTYPE_FP16));
-    t->table->add(t->kernels, y.data, w.data, w.data, 2);
+    t->table->add(t->kernels, y.data, w.data, 1, w.data, 2);
     assert_true(element_get(t->type, y.data, 0) == 200);
     for (size_t i = 0; i < 2; i++) array_set(&pre, i, 40000);
-    t->table->add(t->kernels, y.data, pre.data, pre.data, 2);
+    t->table->add(t->kernels, y.data, pre.data, 1, pre.data, 2);
     assert_true(isinf(element_get(t->type, y.data, 0)) == (t->type == DTYPE_FP16));
     array_free(&x), array_free(&w), array_free(&y), array_free(&pre);
 }

@@ -159,12 +159,19 @@ static void elementwise_lengths(struct instance *t)
         struct array a = array_random(t->type, n, 0, 4, &seed), b = array_random(t->type, n, 0, 2, &seed);
         struct array out = array_new(t->type, n);
         DESCRIBE(what, t, "add %zu", n);
-        t->table->add(t->kernels, out.data, a.data, b.data, n);
-        t->reference_table->add(t->reference, out.exact, a.exact, b.exact, n);
+        t->table->add(t->kernels, out.data, a.data, 1, b.data, n);
+        t->reference_table->add(t->reference, out.exact, a.exact, 1, b.exact, n);
         array_check(what, &out, t->unit, 0);
-        t->table->add(t->kernels, out.data, out.data, b.data, n);
-        t->reference_table->add(t->reference, out.exact, out.exact, b.exact, n);
+        t->table->add(t->kernels, out.data, out.data, 1, b.data, n);
+        t->reference_table->add(t->reference, out.exact, out.exact, 1, b.exact, n);
         array_check(what, &out, t->unit, 6 * t->unit);
+        DESCRIBE(what, t, "a third of %zu, alone and added", n);
+        t->table->add(t->kernels, out.data, NULL, 1 / 3.0, b.data, n);
+        t->reference_table->add(t->reference, out.exact, NULL, 1 / 3.0, b.exact, n);
+        array_check(what, &out, t->unit + 2 * t->wide_unit, 0);
+        t->table->add(t->kernels, out.data, a.data, -1 / 3.0, b.data, n); /* |a| <= 4, |b / 3| < 1 */
+        t->reference_table->add(t->reference, out.exact, a.exact, -1 / 3.0, b.exact, n);
+        array_check(what, &out, t->unit, 6 * t->wide_unit);
         for (int activation = ACTIVATE_NONE; activation <= ACTIVATE_GELU_TANH; activation++) {
             DESCRIBE(what, t, "activation %d of %zu", activation, n);
             t->table->activation_forward(t->kernels, out.data, a.data, (enum activation)activation, n);
@@ -280,7 +287,7 @@ static void layernorm_case(struct instance *t, size_t rows, size_t width, bool r
     t->table->layernorm_forward(t->kernels, y.data, residual ? sum.data : NULL, mean.data, rstd.data, x.data,
                                 residual ? other.data : NULL, weight.data, biased ? bias.data : NULL, rows, width);
     if (residual) { /* the norm is that of the rounded sum */
-        t->reference_table->add(t->reference, sum.exact, x.exact, other.exact, n);
+        t->reference_table->add(t->reference, sum.exact, x.exact, 1, other.exact, n);
         array_check(what, &sum, t->unit, 0);
         for (size_t i = 0; i < n; i++) sum.exact[i] = element_get(t->type, sum.data, i);
     }

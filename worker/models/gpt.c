@@ -296,7 +296,7 @@ static void block_forward(const struct stage *stage, struct pass *pass, const co
     block_until_activations(stage, pass, in, out, &saved, &scratch);
     product(pass, &block->mlp_proj, out, NULL, scratch.broad, rows, ACTIVATE_NONE);
     drop(stage, pass, site_of(stage, SITE_MLP), out, out);
-    k->add(pass->kernels, out, out, saved.middle, rows * gpt_of(stage)->width);
+    k->add(pass->kernels, out, out, 1, saved.middle, rows * gpt_of(stage)->width);
 }
 
 /* The calls of forward with its shapes, in its order, so the bits are its bits; what forward only hands on is left out,
