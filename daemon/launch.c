@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/adapter_config.h"
 #include "daemon/checkpoint/resume.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/coordinator/run_directory.h"
@@ -563,17 +564,29 @@ static int say_cannot_start(const struct launch *launch, struct control *control
     return status ? status : error_set(error, why->status, "%s", why->text);
 }
 
+/* DIR/final/NAME */
+static const char *final_path(const struct launch *launch, const char *name, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/final%s", launch->job->job->output, name);
+    return path;
+}
+
 static int export_model(const struct launch *launch, struct session *session, struct error *error)
 {
-    const char *output = launch->job->job->output; /* the coordinator has seen that these paths are not too long */
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/final", output);
-    if (launch->place.rank == 0) mkdir(path, 0777); /* a failure shows when the model is written, on all ranks */
-    snprintf(path, sizeof path, "%s/final/model.safetensors", output);
-    int status = session_write_model(session, path, error);
-    if (status || launch->place.rank != 0 || launch->job->model->type != GACC__V1__MODEL_TYPE__MODEL_GPT) return status;
-    snprintf(path, sizeof path, "%s/final/config.json", output);
-    return gpt_config_write(launch->job->model, path, error);
+    const Gacc__V1__ModelSection *model = launch->job->model;
+    const bool first = launch->place.rank == 0;
+    char path[PATH_MAX]; /* the coordinator has seen that these paths are not too long */
+    if (first) mkdir(final_path(launch, "", path), 0777); /* a failure shows when the model is written, on all ranks */
+    int status = session_write_model(session, final_path(launch, "/model.safetensors", path), error);
+    if (!status && model->lora_rank > 0)
+        status = session_write_adapters(session, final_path(launch, "/adapter_model.safetensors", path), error);
+    if (!status && first && model->lora_rank > 0)
+        status = adapter_config_write(model, final_path(launch, "/adapter_config.json", path), error);
+    if (!status && first && model->lora_rank > 0)
+        status = adapter_readme_write(model, final_path(launch, "/README.md", path), error);
+    if (!status && first && model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
+        status = gpt_config_write(model, final_path(launch, "/config.json", path), error);
+    return status;
 }
 
 /* Receipts of verify name the device, which is known only here, after the last fork. */

@@ -174,7 +174,7 @@ static int write_model(struct checkpoint *checkpoint, struct error *error)
     const bool first = session->comm->rank == 0;
     struct model_file file;
     struct output output = {.fd = -1};
-    int result = model_file_lay_out(&file, session->model, session->wide_type, error);
+    int result = model_file_lay_out(&file, session->model, MODEL_STATE, session->wide_type, error);
     if (!result) result = open_output(&output, checkpoint, CHECKPOINT_MODEL, file.bytes, error);
     if (!result && first) result = write_range(&output, file.header, file.header_bytes, 0, error);
     for (size_t i = 0; i < session->piece_count && !result; i++) {

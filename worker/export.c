@@ -1,6 +1,7 @@
 /*
  * The model as one safetensors file that all ranks write together: rank 0 makes it under a temporary name with its
  * final size, every rank puts its own pieces in place, and only when all of them are on disk does it get its name.
+ * Adapters are merged on the way, or written alone.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,14 +14,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "worker/memory.h"
+#include "worker/merge.h"
 #include "worker/model_file.h"
 #include "worker/session_internal.h"
+
+#define EXPORT_BLOCK (1u << 16) /* elements */
 
 struct export
 {
     const char *path;
     char temporary[PATH_MAX];
     struct model_file file;
+    struct merge merge;
+    wide *block; /* [EXPORT_BLOCK] values on their way */
 };
 
 /* All ranks learn of the first rank (in rank order) that failed and fail with its text under its name; 0 when none did.
@@ -36,11 +43,24 @@ static int agree(struct comm *comm, const struct error *own, struct error *error
     return 0;
 }
 
-static int lay_out(const struct session *session, struct export *export, struct error *error)
+static int lay_out(const struct session *session, enum model_content content, struct export *export,
+                   struct error *error)
 {
+    void *block;
     if (snprintf(export->temporary, sizeof export->temporary, "%s.tmp", export->path) >= (int)sizeof export->temporary)
         return error_set(error, STATUS_IO, "%s: the name is too long", export->path);
-    return model_file_lay_out(&export->file, session->model, session->wide_type, error);
+    int result = model_file_lay_out(&export->file, session->model, content, session->wide_type, error);
+    if (!result && content == MODEL_MERGED) result = merge_open(&export->merge, session, error);
+    if (!result) result = memory_new(&block, EXPORT_BLOCK, dtype_size(session->wide_type), "a model on its way", error);
+    if (!result) export->block = block;
+    return result;
+}
+
+static void forget(struct export *export)
+{
+    model_file_close(&export->file);
+    merge_close(&export->merge);
+    free(export->block);
 }
 
 static int write_at(const struct export *export, int fd, const char *bytes, uint64_t count, uint64_t offset,
@@ -85,36 +105,46 @@ static bool is_finite(const void *values, enum dtype type, uint64_t index)
 }
 
 /* A model with a weight that is not finite is no result: the tensor is named. */
-static int check_own_pieces(const struct session *session, const struct export *export, const void *master,
-                            struct error *error)
+static int check_block(const struct session *session, const struct export *export, struct range part,
+                       struct error *error)
 {
-    for (size_t p = 0; p < session->piece_count; p++) {
-        const struct piece *own = &session->pieces[p];
-        for (uint64_t i = own->begin; i < own->end; i++) {
-            if (is_finite(master, session->wide_type, own->at + (i - own->begin))) continue;
-            const struct tensor *tensor = session->model->table.tensors;
-            while (i >= tensor->begin + tensor->size) tensor++;
-            return error_set(error, STATUS_NUMERICS,
-                             "%s: not written: tensor %s is not finite (element %" PRIu64 " of %" PRIu64 ")",
-                             export->path, tensor->name, i - tensor->begin, tensor->size);
-        }
+    for (uint64_t i = part.begin; i < part.end; i++) {
+        if (is_finite(export->block, session->wide_type, i - part.begin)) continue;
+        const struct tensor *tensor = session->model->table.tensors;
+        while (i >= tensor->begin + tensor->size) tensor++;
+        return error_set(error, STATUS_NUMERICS,
+                         "%s: not written: tensor %s is not finite (element %" PRIu64 " of %" PRIu64 ")", export->path,
+                         tensor->name, i - tensor->begin, tensor->size);
     }
     return 0;
 }
 
-static int write_own_pieces(struct session *session, const struct export *export, struct error *error)
+/* `part` of a piece, from the canonical index. */
+static int write_block(const struct session *session, const struct export *export, int fd, const struct piece *own,
+                       const void *master, struct range part, struct error *error)
 {
-    const void *master;
-    int result = session_read(session, BUFFER_MASTER, &master, error);
-    if (!result) result = check_own_pieces(session, export, master, error);
-    if (result) return result;
-    int fd = open(export->temporary, O_WRONLY | O_CLOEXEC);
+    const size_t size = dtype_size(session->wide_type);
+    memcpy(export->block, element(master, own->at + (part.begin - own->begin), session->wide_type),
+           (part.end - part.begin) * size);
+    merge_add(&export->merge, part.begin, part.end, export->block);
+    int result = check_block(session, export, part, error);
+    return result ? result
+                  : write_at(export, fd, export->block, (part.end - part.begin) * size,
+                             export->file.header_bytes + (part.begin - export->file.holds.begin) * size, error);
+}
+
+static int write_own_pieces(const struct session *session, const struct export *export, const void *master,
+                            struct error *error)
+{
+    int fd = open(export->temporary, O_WRONLY | O_CLOEXEC), result = 0;
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
-    uint64_t size = dtype_size(session->wide_type);
     for (size_t i = 0; i < session->piece_count && !result; i++) {
         const struct piece *own = &session->pieces[i];
-        result = write_at(export, fd, element(master, own->at, session->wide_type), (own->end - own->begin) * size,
-                          export->file.header_bytes + own->begin * size, error);
+        struct range rest = range_of_both((struct range){own->begin, own->end}, export->file.holds);
+        for (; rest.begin < rest.end && !result; rest.begin += EXPORT_BLOCK) {
+            const uint64_t end = rest.end - rest.begin < EXPORT_BLOCK ? rest.end : rest.begin + EXPORT_BLOCK;
+            result = write_block(session, export, fd, own, master, (struct range){rest.begin, end}, error);
+        }
     }
     return close_written(export, fd, result, error);
 }
@@ -134,28 +164,40 @@ static int publish(const struct export *export, struct error *error)
 }
 
 /* Each phase ends with all ranks agreeing that all of them got through it. */
-static int write_in_phases(struct session *session, const struct export *export, struct error *error)
+static int write_in_phases(struct session *session, struct export *export, struct error *error)
 {
     bool first = session->comm->rank == 0;
     struct error own = {0};
-    if (first) create(export, &own);
+    const void *master;
+    if (!session_read(session, BUFFER_MASTER, &master, &own) && first) create(export, &own);
     int result = agree(session->comm, &own, error);
+    if (!result) result = merge_gather(&export->merge, session, master, error);
     if (result) return result;
-    write_own_pieces(session, export, &own);
+    write_own_pieces(session, export, master, &own);
     result = agree(session->comm, &own, error);
     if (result) return result;
     if (first) publish(export, &own);
     return agree(session->comm, &own, error);
 }
 
-int session_write_model(struct session *session, const char *path, struct error *error)
+static int write_model(struct session *session, enum model_content content, const char *path, struct error *error)
 {
     struct export export = {.path = path};
     struct error own = session->failure; /* of the last evaluation */
-    if (!own.status) lay_out(session, &export, &own);
+    if (!own.status) lay_out(session, content, &export, &own);
     int result = agree(session->comm, &own, error);
     if (!result) result = write_in_phases(session, &export, error);
     if (result && session->comm->rank == 0 && *export.temporary) unlink(export.temporary);
-    model_file_close(&export.file);
+    forget(&export);
     return result;
+}
+
+int session_write_model(struct session *session, const char *path, struct error *error)
+{
+    return write_model(session, MODEL_MERGED, path, error);
+}
+
+int session_write_adapters(struct session *session, const char *path, struct error *error)
+{
+    return write_model(session, MODEL_ADAPTERS, path, error);
 }

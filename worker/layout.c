@@ -37,12 +37,16 @@ static const Gacc__V1__ParameterGroup *group_of(const Gacc__V1__JobSpec *job, co
     return place.group < optimizer->n_groups ? optimizer->groups[place.group] : NULL;
 }
 
+static bool is_frozen(const Gacc__V1__JobSpec *job, const struct tensor *tensor, uint64_t steps)
+{
+    if (tensor->fixed) return true;
+    const Gacc__V1__ParameterGroup *group = group_of(job, tensor);
+    return group && group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
+}
+
 void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps, bool *frozen)
 {
-    for (size_t i = 0; i < table->count; i++) {
-        const Gacc__V1__ParameterGroup *group = group_of(job, &table->tensors[i]);
-        frozen[i] = group && group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
-    }
+    for (size_t i = 0; i < table->count; i++) frozen[i] = is_frozen(job, &table->tensors[i], steps);
 }
 
 /* The next number of applied steps above `steps` at which a group is frozen or trained; UINT64_MAX: none. */
@@ -61,11 +65,8 @@ static uint64_t next_change(const Gacc__V1__JobSpec *job, uint64_t steps)
 static uint64_t count_trained(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps)
 {
     uint64_t trained = 0;
-    for (size_t i = 0; i < table->count; i++) {
-        const Gacc__V1__ParameterGroup *group = group_of(job, &table->tensors[i]);
-        if (!group || !group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps))
-            trained += table->tensors[i].size;
-    }
+    for (size_t i = 0; i < table->count; i++)
+        if (!is_frozen(job, &table->tensors[i], steps)) trained += table->tensors[i].size;
     return trained;
 }
 
@@ -99,7 +100,8 @@ double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set)
 }
 
 /* groups[2·i] holds the matrices of the i-th group of the job, groups[2·i + 1] its vectors where they do not decay as
- * matrices do. The groups of an optimizer follow each other; behind them is one for its tensors that are in none. */
+ * matrices do. The groups of an optimizer follow each other; behind them is one for its tensors that are in none. The
+ * last of all has the tensors that are fixed, whatever matches them. */
 static uint32_t group_index(const struct layout *layout, const Gacc__V1__JobSpec *job, struct place place,
                             const struct tensor *tensor)
 {
@@ -151,11 +153,12 @@ static void fill_groups(struct layout *layout, const Gacc__V1__JobSpec *job, uin
         fill_pair(pair, job, optimizer, NULL, steps);
         pair += 2;
     }
+    pair[0] = pair[1] = (struct group){.optimizer = "", .frozen = true, .lr_ratio = 1};
 }
 
 static size_t count_groups(const Gacc__V1__JobSpec *job)
 {
-    size_t count = 0;
+    size_t count = 1; /* of what is fixed */
     for (size_t o = 0; o < optimizer_count(job); o++) count += optimizer_at(job, o)->n_groups + 1;
     return 2 * count;
 }
@@ -172,12 +175,18 @@ static void name_optimizer(const Gacc__V1__JobSpec *job, size_t index, char *nam
 static int check_pattern(const struct tensor_table *table, const Gacc__V1__JobSpec *job, size_t optimizer,
                          const char *pattern, const char *key, struct error *error)
 {
-    bool is_another = false;
+    bool is_another = false, is_fixed = false;
     for (size_t i = 0; i < table->count; i++) {
         if (!matches(pattern, &table->tensors[i])) continue;
-        if (layout_place(job, &table->tensors[i]).optimizer == optimizer) return 0;
-        is_another = true;
+        const bool is_own = layout_place(job, &table->tensors[i]).optimizer == optimizer;
+        if (is_own && !table->tensors[i].fixed) return 0;
+        is_fixed |= is_own;
+        is_another |= !is_own;
     }
+    if (is_fixed)
+        return error_set(error, STATUS_JOB,
+                         "%s: '%.200s' matches tensors that model.lora keeps as they are, and none that is trained",
+                         key, pattern);
     if (is_another)
         return error_set(error, STATUS_JOB, "%s: '%.200s' matches tensors of other optimizers only", key, pattern);
     return error_set(error, STATUS_JOB, "%s: '%.200s' matches no tensor; near it: %s", key, pattern,
@@ -227,9 +236,9 @@ static int assign(struct layout *layout, struct model *model, const Gacc__V1__Jo
     for (size_t i = 0; i < table->count; i++) {
         const struct tensor *tensor = &table->tensors[i];
         const struct place place = layout_place(job, tensor);
-        if (place.optimizer == optimizer_count(job))
+        if (place.optimizer == optimizer_count(job) && !tensor->fixed)
             return error_set(error, STATUS_JOB, "optimizer: no match of any of them has the tensor %s", tensor->name);
-        groups[i] = group_index(layout, job, place, tensor);
+        groups[i] = tensor->fixed ? (uint32_t)layout->group_count - 2 : group_index(layout, job, place, tensor);
         struct group *group = &layout->groups[groups[i]];
         group->tensors++;
         group->parameters += tensor->size;

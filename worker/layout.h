@@ -43,8 +43,8 @@ struct layout {
 /* The first optimizer whose pattern (a glob) matches the tensor's name has it, or the only one; of its groups the first
  * that matches wins; tensors that none matches take the optimizer's own lr and decay. Unless its group says otherwise,
  * a tensor of fewer than two dimensions does not decay. Tensors of a frozen group become the model's frozen ones. A
- * pattern that matches no tensor: 78 naming it and the tensors nearest to it; 78 as well for a tensor that no optimizer
- * has, and when nothing is left to train. */
+ * pattern that matches no tensor that may be trained: 78 naming it and the tensors nearest to it; 78 as well for a
+ * tensor that no optimizer has, and when nothing is left to train. */
 int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobSpec *job, uint64_t steps,
                 struct error *error);
 /* The number of applied steps before the step in which the most is trained: its layout takes the most memory. */

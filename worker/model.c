@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "worker/memory.h"
-#include "worker/models/models.h"
+#include "worker/models/linear.h"
 
 static const struct {
     Gacc__V1__ModelType type;
@@ -34,6 +34,7 @@ int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtyp
         model->targets_per_sequence = 1;
         model->recordable = true;
         int rc = model_types[i].build(model, error);
+        if (rc == 0) rc = linear_adapt(model, error);
         if (rc < 0) {
             model_close(model);
             return rc;
@@ -50,6 +51,7 @@ void model_close(struct model *model)
     free(model->table.tensors);
     free(model->zeros.tensors);
     free(model->stages);
+    free((void *)model->linears);
     free(model->own);
     free(model);
 }
@@ -63,13 +65,15 @@ const struct tensor *tensor_find(const struct tensor_table *table, const char *n
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
-int model_reserve(struct model *model, size_t tensors, size_t stages, size_t own_bytes, struct error *error)
+int model_reserve(struct model *model, size_t tensors, size_t linears, size_t stages, size_t own_bytes,
+                  struct error *error)
 {
-    model->table.tensors = calloc(tensors, sizeof *model->table.tensors);
+    model->table.tensors = calloc(tensors + 2 * linears, sizeof *model->table.tensors);
     model->zeros.tensors = calloc(tensors, sizeof *model->zeros.tensors);
     model->stages = calloc(stages, sizeof *model->stages);
+    model->linears = calloc(linears + 1, sizeof(struct linear *));
     model->own = calloc(1, own_bytes);
-    if (!model->table.tensors || !model->zeros.tensors || !model->stages || !model->own)
+    if (!model->table.tensors || !model->zeros.tensors || !model->stages || !model->linears || !model->own)
         return error_set(error, STATUS_INTERNAL, "out of memory for a table of %zu tensors", tensors);
     return 0;
 }
@@ -107,12 +111,21 @@ void model_add_stage(struct model *model, const struct stage_class *class, unsig
                                                          .parameters = parameters};
 }
 
+static uint64_t count_trained(const struct tensor_table *table, const bool *frozen, size_t first, size_t count)
+{
+    uint64_t trained = 0;
+    for (size_t row = first; row < first + count; row++)
+        if (!frozen[row]) trained += table->tensors[row].size;
+    return trained;
+}
+
 void model_freeze(struct model *model, const bool *frozen)
 {
     struct tensor_table *table = &model->table;
     uint64_t trained = 0, still = 0;
     for (size_t i = 0; i < table->count; i++) {
         struct tensor *tensor = &table->tensors[i];
+        assert(frozen[i] || !tensor->fixed);
         uint64_t *index = frozen[i] ? &still : &trained;
         tensor->frozen = frozen[i];
         tensor->at = *index;
@@ -124,8 +137,8 @@ void model_freeze(struct model *model, const bool *frozen)
     for (size_t i = 0; i < model->stage_count; i++) {
         struct stage *stage = &model->stages[i];
         stage->begin = at;
-        for (size_t row = stage->first; row < stage->first + stage->count; row++)
-            if (!frozen[row]) at += table->tensors[row].size;
+        at += count_trained(table, frozen, stage->first, stage->count);
+        at += count_trained(table, frozen, stage->first_adapter, stage->adapter_count);
         stage->end = at;
         if (at > 0 && i < model->first_trained) model->first_trained = i;
     }

@@ -19,12 +19,14 @@ enum tensor_init { TENSOR_ZEROS, TENSOR_ONES, TENSOR_NORMAL, TENSOR_UNIFORM };
 /* One row of the table. Tensors lie one after the other, unpadded, in table order: [begin, begin + size) is the
  * tensor's range in the canonical index, in which initial values, checkpoints and exports count. Without the tensors
  * that are frozen it is the trained index, in which gradients, shards, moments and all that travels count; the frozen
- * ones lie in an index of their own. A tied tensor has one row. */
+ * ones lie in an index of their own. A tied tensor has one row. Adapters (models/linear.h) stand behind all others, so
+ * that these lie where they do in the model without. */
 struct tensor {
     char name[64];
     int dimensions;
     uint64_t shape[4];
     uint64_t begin, size; /* elements */
+    bool fixed;           /* never trained: the model has adapters instead */
     bool frozen;          /* has no gradient and never changes */
     uint64_t at;          /* where it begins in the trained index, or, frozen, in the frozen one */
     enum tensor_init init;
@@ -36,6 +38,7 @@ struct tensor_table {
     size_t count;
     uint64_t parameters; /* elements in all */
     uint64_t trained;    /* of those that are not frozen */
+    size_t fixed;        /* tensors before the adapters'; 0: there are none */
 };
 
 /* NULL when there is none of that name. */
@@ -101,10 +104,11 @@ struct stage_class {
 struct stage {
     const struct stage_class *class;
     const struct model *model;
-    unsigned index;         /* e.g. the layer */
-    size_t first, count;    /* its own rows of the tensor table; a tied tensor is the earliest stage's */
-    uint64_t begin, end;    /* the trained ones among them, in the trained index */
-    const void *parameters; /* the class's own numbers (tensor rows and such), owned by the model */
+    unsigned index;                      /* e.g. the layer */
+    size_t first, count;                 /* its own rows of the tensor table; a tied tensor is the earliest stage's */
+    size_t first_adapter, adapter_count; /* more of them */
+    uint64_t begin, end;                 /* the trained ones among them, in the trained index */
+    const void *parameters;              /* the class's own numbers (tensor rows and such), owned by the model */
 };
 
 struct model {
@@ -114,6 +118,8 @@ struct model {
     struct tensor_table zeros; /* written to exported files, filled with zeros; no parameters (gpt without bias) */
     struct stage *stages;      /* their ranges follow each other and cover the trained index */
     size_t stage_count;
+    struct linear **linears; /* that may have an adapter, in the order of the stages (models/linear.h) */
+    size_t linear_count;
     size_t first_trained; /* the earliest stage with a tensor that is not frozen: no backward goes beyond it */
     bool recordable;      /* a pass is nothing but kernels */
     /* Stages that can recompute what they saved do so before their backward, and have one `saved` in turn. Whoever
@@ -126,8 +132,8 @@ struct model {
 /* Builds the table and the stages; allocates nothing that depends on the number of parameters. */
 int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtype compute_type, struct error *error);
 void model_close(struct model *model);
-/* Freezes the rows for which frozen[row] says so and trains the others: after model_open, where all are trained, and
- * before there are activations. At least one is left. */
+/* Freezes the rows for which frozen[row] says so, as it does for all that are fixed, and trains the others: after
+ * model_open, where all are trained, and before there are activations. At least one is left. */
 void model_freeze(struct model *model, const bool *frozen);
 
 /* Initial value of every element of the canonical range [begin, end), as double: the tensor's own initialiser by keyed

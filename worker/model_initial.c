@@ -225,7 +225,17 @@ static int settle_tie(struct model_initial *initial, const struct safetensors_te
     return rc < 0 ? rc : 0;
 }
 
-static int take_file(struct model_initial *initial, struct error *error)
+/* Whether the model has adapters and the file none of them. */
+static bool lacks_adapters(const struct model_initial *initial)
+{
+    const struct tensor_table *table = &initial->model->table;
+    for (size_t i = table->fixed; i < table->count; i++)
+        if (initial->sources[i].stored) return false;
+    return table->fixed > 0;
+}
+
+/* is_base: adapters may begin on it. */
+static int take_file(struct model_initial *initial, bool is_base, struct error *error)
 {
     const struct tensor_table *table = &initial->model->table;
     int rc = safetensors_open(&initial->file, initial->path, error);
@@ -236,7 +246,8 @@ static int take_file(struct model_initial *initial, struct error *error)
         if (stored != head || !tied) rc = take_stored(initial, stored, error);
     }
     if (rc == 0) rc = settle_tie(initial, head, error);
-    for (size_t i = 0; rc == 0 && i < table->count; i++)
+    const size_t wanted = is_base && lacks_adapters(initial) ? table->fixed : table->count;
+    for (size_t i = 0; rc == 0 && i < wanted; i++)
         if (!initial->sources[i].stored)
             rc = error_set(error, STATUS_DATA, "%s: tensor %s is missing", initial->path, table->tensors[i].name);
     return rc;
@@ -260,7 +271,7 @@ int model_initial_open(struct model_initial **out, const struct model *model, ui
     initial->path = file ? file : spec->init_file;
     int rc =
         initial->pool ? 0 : error_set(error, STATUS_INTERNAL, "%d threads for initial values cannot be had", threads);
-    if (rc == 0 && initial->path && initial->path[0]) rc = take_file(initial, error);
+    if (rc == 0 && initial->path && initial->path[0]) rc = take_file(initial, !file, error);
     for (size_t i = 0; rc == 0 && i < spec->n_init_values && !file; i++)
         rc = take_values(initial, spec->init_values[i], error);
     if (rc < 0) {

@@ -95,8 +95,11 @@ int session_run(struct session *session, struct error *error);
 /* Whether session_run ended because the job was asked to stop: it is not done, and its model not the last one. */
 bool session_has_stopped(const struct session *session);
 /* All ranks together: writes PATH (safetensors, fp32 or fp64 master parameters), complete or not at all. An error on
- * one rank is everyone's; so is a weight that is not finite (76): nothing is written then. */
+ * one rank is everyone's; so is a weight that is not finite (76): nothing is written then. Adapters are merged into the
+ * weights beside them. */
 int session_write_model(struct session *session, const char *path, struct error *error);
+/* The same of the adapters alone, by the names that the peft library has for them; the model has some. */
+int session_write_adapters(struct session *session, const char *path, struct error *error);
 void session_memory(const struct session *session, struct session_memory *memory);
 /* The same of rank 0, which has the most, without a session. */
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error);

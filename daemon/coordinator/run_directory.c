@@ -24,11 +24,12 @@ static int path_in(char *path, const char *directory, const char *name, struct e
 }
 
 /* What would keep a job from writing its model when it has trained. */
-static int check_final(const char *directory, struct error *error)
+static int check_final(const char *directory, const Gacc__V1__ModelSection *model, struct error *error)
 {
+    const char *longest = model->lora_rank ? "final/adapter_model.safetensors.tmp" : "final/model.safetensors.tmp";
     char path[PATH_MAX];
     struct stat facts;
-    int status = path_in(path, directory, "final/model.safetensors.tmp", error);
+    int status = path_in(path, directory, longest, error);
     if (!status) status = path_in(path, directory, "final", error);
     if (!status && !stat(path, &facts) && !S_ISDIR(facts.st_mode))
         status = error_set(error, STATUS_IO, "job.output: %s exists and is no directory", path);
@@ -137,7 +138,7 @@ int run_directory_lock(struct run_directory *directory, const Gacc__V1__JobSpec 
     *directory = (struct run_directory){.path = job->job->output, .job = job, .reader = -1, .log = {.fd = -1}};
     char log[PATH_MAX];
     int status = run_directory_make(directory->path, error);
-    if (!status) status = check_final(directory->path, error);
+    if (!status) status = check_final(directory->path, job->model, error);
     if (!status) status = path_in(log, directory->path, "log.jsonl", error);
     if (!status) status = open_and_lock_log(directory, log, error);
     if (!status) status = judge_result(job, left, error);

@@ -71,6 +71,7 @@ static const struct choice verify_rules[] = {
 #define IF_MLP {BY_MODEL, BIT(MODEL(MLP))}
 #define IF_LINEAR {BY_MODEL, BIT(MODEL(LINEAR))}
 #define IF_TAPE {BY_MODEL, BIT(MODEL(TAPE))}
+#define IF_LAYERS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP))}
 #define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
 #define IF_TOKENS \
@@ -164,6 +165,25 @@ const struct key keys[] = {
      .help = "half_mse: ½(ŷ−y)². mse: (ŷ−y)²."},
     {"model.size", KEY_U32, OF_MODEL(size), .least = 1, .most = COUNT_MOST, WHEN(IF_TAPE),
      .help = "Columns g0, g1, … of the data."},
+    {"model.lora", KEY_SECTION, NOWHERE, WHEN(IF_LAYERS),
+     .help = "Low-rank adapters beside linear layers: x·W becomes x·W + alpha/rank·(drop(x)·Aᵀ)·Bᵀ. They alone are trained, all "
+             "other tensors stay as model.init has them; B begins at zero. The tensors are LAYER.lora_A.weight [rank, in] and "
+             "LAYER.lora_B.weight [out, rank]."},
+    {"model.lora.rank", KEY_U32, OF_MODEL(lora_rank), .fallback = "", .least = 1, .most = 65536, WHEN(IF_LAYERS),
+     .help = "Of the update that an adapter can make. Without it there are none."},
+    {"model.lora.alpha", KEY_NUMBER, OF_MODEL(lora_alpha), .fallback = "", .computed = "model.lora.rank", .above = true,
+     .none_at_zero = true,
+     WHEN(IF_LAYERS), .help = "What an adapter adds is multiplied by alpha/rank."},
+    {"model.lora.targets", KEY_TEXTS, OF_MODEL(n_lora_targets), .fallback = "", .computed = "\"*.attn.c_attn\"",
+     WHEN(IF_GPT),
+     .help = "Globs over linear layers (h.0.attn.c_attn, h.0.attn.c_proj, h.0.mlp.c_fc, h.0.mlp.c_proj, an untied lm_head) or "
+             "their weights: those that get an adapter."},
+    {"model.lora.targets", KEY_TEXTS, OF_MODEL(n_lora_targets), .fallback = "", .computed = "\"layers.*\"",
+     WHEN(IF_MLP), .help = "Globs over linear layers (layers.0) or their weights: those that get an adapter."},
+    {"model.lora.dropout", KEY_NUMBER, OF_MODEL(lora_dropout), .fallback = "", .computed = "0", .most = 1, .below = true,
+     .none_at_zero = true,
+     WHEN(IF_LAYERS),
+     .help = "Of what enters an adapter. The same bits for every split of the same global batch."},
     {"model.init", KEY_SECTION, NOWHERE, .help = "Initial weights of some tensors; the others start as usual."},
     {"model.init.file", KEY_PATH, OF_MODEL(init_file), .fallback = "", .help = "A safetensors file."},
     {"model.init.values", KEY_TENSORS, OF_MODEL(n_init_values), .fallback = "",
@@ -431,6 +451,7 @@ ADJACENT(Gacc__V1__DataSection, n_mix, mix);
 ADJACENT(Gacc__V1__DataSection, n_validation_labels, validation_labels);
 ADJACENT(Gacc__V1__ModelSection, n_hidden, hidden);
 ADJACENT(Gacc__V1__ModelSection, n_init_values, init_values);
+ADJACENT(Gacc__V1__ModelSection, n_lora_targets, lora_targets);
 
 void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__ParameterGroup *group,
                enum section section)

@@ -27,6 +27,7 @@ enum key_type {
     KEY_PATHS,    /* one or a list, globs expanded */
     KEY_SPLIT,    /* as KEY_PATHS, or the fraction behind it in the message */
     KEY_U32_LIST,
+    KEY_TEXTS,   /* one or a list */
     KEY_TENSORS, /* a mapping of tensor names to lists of numbers */
     KEY_TYPES,
 };
@@ -96,6 +97,7 @@ struct key {
     double least, most;    /* most 0: no bound */
     bool above, below;     /* the bound itself is not in the range */
     bool nullable;         /* null is legal and stored as 0 or nothing */
+    bool none_at_zero;     /* a number that is 0 is as if it were not given */
     bool by_profile;       /* the default is the loss-scale profile's, daemon/core/loss_scale */
     enum selector selects; /* this choice is what others depend on */
     const struct choice *choices;

@@ -148,6 +148,27 @@ static int model_numbers(struct loading *loading)
     return 0;
 }
 
+/* Adapters there are where they have a rank. */
+static int adapters(struct loading *loading)
+{
+    static const char *const others[] = {"model.lora.alpha", "model.lora.targets", "model.lora.dropout", "model.lora"};
+    Gacc__V1__ModelSection *model = loading->job->model;
+    if (model->lora_rank == 0) {
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+            if (is_given(loading, others[i]))
+                return fail(loading, others[i], "is without effect: model.lora.rank is missing");
+        return 0;
+    }
+    if (model->lora_alpha == 0) model->lora_alpha = model->lora_rank;
+    if (model->n_lora_targets > 0) return 0;
+    model->lora_targets = calloc(1, sizeof *model->lora_targets);
+    if (!model->lora_targets) return error_set(loading->error, STATUS_INTERNAL, "out of memory");
+    model->n_lora_targets = 1;
+    model->lora_targets[0] = (char *)protobuf_c_empty_string;
+    return set_text(loading, &model->lora_targets[0],
+                    strdup(model->type == GACC__V1__MODEL_TYPE__MODEL_GPT ? "*.attn.c_attn" : "layers.*"));
+}
+
 /* gpt reads tokens, mlp and linear read rows of x and y, tape rows of g. */
 static int data_for_model(struct loading *loading)
 {
@@ -509,10 +530,27 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,       one_length,    model_numbers,    data_for_model, companions,    mixture,
-        global_batch,          ramp,          enough_for_ranks, optimizers,     frozen_steps,  learning_rates,
-        numbers_of_the_update, loss_scale,    schedule,         evaluation,     operators_tls, files,
-        private_key,           doubtful_rate,
+        name_and_output,
+        one_length,
+        model_numbers,
+        adapters,
+        data_for_model,
+        companions,
+        mixture,
+        global_batch,
+        ramp,
+        enough_for_ranks,
+        optimizers,
+        frozen_steps,
+        learning_rates,
+        numbers_of_the_update,
+        loss_scale,
+        schedule,
+        evaluation,
+        operators_tls,
+        files,
+        private_key,
+        doubtful_rate,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -246,6 +246,28 @@ static int read_u32_list(const struct reading *reading)
     return 0;
 }
 
+static int read_texts(const struct reading *reading)
+{
+    const struct node *node = reading->node;
+    const bool is_list = node->kind == NODE_LIST;
+    const size_t count = is_list ? count_children(node) : 1;
+    if (count == 0) return node_fail(node, reading->path, reading->error, "is an empty list");
+    if (count > TEXTS_LIMIT)
+        return node_fail(node, reading->path, reading->error, "has %zu elements, more than %d", count, TEXTS_LIMIT);
+    char **texts = calloc(count, sizeof *texts);
+    if (!texts) return no_memory(reading);
+    *FIELD(char **, reading, 1) = texts;
+    for (const struct node *item = is_list ? node->children : node; item; item = is_list ? item->next : NULL) {
+        const char *text;
+        int status = take_text(reading, item, &text);
+        if (status) return status;
+        if (!(*texts = strdup(text))) return no_memory(reading);
+        texts++;
+        ++*FIELD(size_t, reading, 0);
+    }
+    return 0;
+}
+
 static int read_tensor(const struct reading *reading, const struct node *node, Gacc__V1__TensorValues *tensor)
 {
     char path[384];
@@ -398,6 +420,17 @@ static void print_u32_list(const struct key *key, const void *base, FILE *to)
     fputc(']', to);
 }
 
+static void print_texts(const struct key *key, const void *base, FILE *to)
+{
+    const size_t count = *CONST_FIELD(size_t, key, base, 0);
+    char *const *texts = *CONST_FIELD(char *const *, key, base, 1);
+    for (size_t i = 0; i < count; i++) {
+        fputs(i ? ", " : "[", to);
+        print_quoted(texts[i], to);
+    }
+    fputc(']', to);
+}
+
 static void print_tensors(const struct key *key, const void *base, FILE *to)
 {
     size_t count = *CONST_FIELD(size_t, key, base, 0);
@@ -433,6 +466,7 @@ static const struct {
     [KEY_PATHS] = {"paths", read_paths, print_paths},
     [KEY_SPLIT] = {"paths or fraction", read_split, print_split},
     [KEY_U32_LIST] = {"list of whole numbers", read_u32_list, print_u32_list},
+    [KEY_TEXTS] = {"texts", read_texts, print_texts},
     [KEY_TENSORS] = {"mapping to lists of numbers", read_tensors, print_tensors},
 };
 
@@ -456,10 +490,12 @@ bool value_is_absent(const struct key *key, const void *base)
     case KEY_U64:
         return *CONST_FIELD(uint64_t, key, base, 0) == 0;
     case KEY_NUMBER:
-        return *CONST_FIELD(double, key, base, 0) < 0; /* weight_decay of a group */
+        return key->none_at_zero ? *CONST_FIELD(double, key, base, 0) == 0
+                                 : *CONST_FIELD(double, key, base, 0) < 0; /* weight_decay of a group */
     case KEY_PATHS:
     case KEY_U32_LIST:
     case KEY_TENSORS:
+    case KEY_TEXTS:
         return *CONST_FIELD(size_t, key, base, 0) == 0;
     case KEY_TEXT:
     case KEY_PATH:

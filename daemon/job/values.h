@@ -8,6 +8,7 @@
 #include "daemon/job/tree.h"
 
 #define U32_LIST_LIMIT 64         /* model.hidden, data.mix, ids */
+#define TEXTS_LIMIT 64            /* model.lora.targets */
 #define TENSOR_VALUES_LIMIT 32768 /* numbers of model.init.values in all: more belong in a file */
 
 /* Reads the node into the key's field of the message at `base`; path is how the key is called in errors. */

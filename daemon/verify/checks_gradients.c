@@ -212,8 +212,10 @@ bool checks_dropout(struct suite *suite, struct variant *variant, const char **w
 {
     *why = "the model has no dropout";
     *variant = variant_split(suite, FP32, suite_ranks(suite));
-    variant->dropout = suite->job->model->dropout > 0 ? suite->job->model->dropout : DROPOUT;
-    return suite->job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT;
+    const Gacc__V1__ModelSection *model = suite->job->model;
+    variant->dropout = fmax(model->dropout, model->lora_dropout);
+    if (variant->dropout <= 0) variant->dropout = DROPOUT;
+    return model->type == GACC__V1__MODEL_TYPE__MODEL_GPT || model->lora_rank > 0;
 }
 
 /* Of four splits the one that is furthest from the whole; with dropout, where the model has it. */

@@ -2,6 +2,7 @@
  * frozen does not move at all. */
 #include <fnmatch.h>
 #include <math.h>
+#include <string.h>
 
 #include "daemon/verify/checks_internal.h"
 #include "proto/optimizers.h"
@@ -22,6 +23,7 @@ static double ratio_of(const Gacc__V1__JobSpec *job, double lr, double set)
 static struct numbers numbers_of(const Gacc__V1__JobSpec *job, const struct tensor *tensor)
 {
     size_t index = 0;
+    if (job->model->lora_rank > 0 && !strstr(tensor->name, ".lora_")) return (struct numbers){.frozen = true};
     while (optimizers_are_list(job) && fnmatch(optimizer_at(job, index)->match, tensor->name, 0) != 0) index++;
     const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, index);
     struct numbers numbers = {.ratio = index ? ratio_of(job, optimizer->lr, optimizer->lr_ratio) : 1,

@@ -200,6 +200,8 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     job->schedule->minimum = 0;
     if (variant->dropout >= 0 && job->model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
         job->model->dropout = variant->dropout;
+    if (variant->dropout >= 0) job->model->lora_dropout = variant->dropout;
+    job->model->lora_stirred = job->model->lora_rank > 0;
     if (variant->keeps_activations) job->recompute = GACC__V1__RECOMPUTE__RECOMPUTE_NONE;
     set_optimizers(job, variant);
     set_data(job->data, variant, &suite->probe);

@@ -23,7 +23,8 @@ struct yardsticks {
     double loss_scale; /* a sixteenth of the largest tried at which the probe does not overflow */
 };
 
-/* Variant of the job for one trial. All zero but compute and the sizes: plain SGD, constant lr, no clip, no dropout. */
+/* Variant of the job for one trial. All zero but compute and the sizes: plain SGD, constant lr, no clip, no dropout.
+ * Adapters begin where the first of their matrices has a gradient, too. */
 struct variant {
     double rate, clip, dropout; /* dropout < 0: the job's own */
     double loss_scale;          /* fp16 */

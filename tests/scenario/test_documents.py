@@ -74,7 +74,8 @@ class Documents(harness.Scenario):
     def test_the_jobs_that_are_shown_are_jobs(self):
         """On 8 ranks, with data of their formats."""
         tokens = bytes([1, 0]) * 4 * 1025
-        environment = dict(self.environment, GACC_TEXT=self.write("text.txt", "To be, or not to be\n" * 1000), GACC_TOKENS=self.directory)
+        text = self.write("text.txt", "To be, or not to be\n" * 1000)
+        environment = dict(self.environment, GACC_TEXT=text, GACC_TOKENS=self.directory, GACC_BASE=text)
         self.write("train.bin", tokens), self.write("val.bin", tokens)
         jobs = sorted(glob.glob(os.path.join(harness.ROOT, "deploy", "jobs", "*.yaml")))
         self.assertGreater(len(jobs), 2)

@@ -2,6 +2,8 @@
 import glob
 import os
 
+import numpy
+
 import harness
 import toys
 
@@ -23,7 +25,8 @@ class Examples(harness.Scenario):
         paths = sorted(glob.glob(os.path.join(JOBS, "*.yaml")))
         self.assertGreater(len(paths), 4)
         self.write("train.bin", b"\0\0" * 40000), self.write("val.bin", b"\0\0" * 40000), self.write("text.txt", "text " * 1000)
-        environment = dict(self.environment, GACC_TOKENS=self.directory, GACC_TEXT=os.path.join(self.directory, "text.txt"))
+        text = os.path.join(self.directory, "text.txt")
+        environment = dict(self.environment, GACC_TOKENS=self.directory, GACC_TEXT=text, GACC_BASE=text)
         for path in paths:
             with open(path) as file:
                 self.assertEqual([line[0] for line in file.read().splitlines()[:2]], ["#", "#"], path)
@@ -45,6 +48,19 @@ class Examples(harness.Scenario):
             found.append(out.evaluations[-1]["loss"])
         self.assertLess(max(found), 0.01)
         self.assertAlmostEqual(found[0] / found[1], 1, 2)
+
+    def test_lora(self):
+        """A few steps of it on a few steps of its base: only the adapters move, 2 % of the weights."""
+        self.write("text.txt", 300 * "To be, or not to be. ")
+        self.environment["GACC_TEXT"] = os.path.join(self.directory, "text.txt")
+        base = self.run_example("shakespeare-char", 0, "job.steps=2", "schedule.warmup=0")
+        self.environment["GACC_BASE"] = os.path.join(self.directory, "shakespeare-char1", "final", "model.safetensors")
+        out = self.run_example("lora", 2, "job.steps=2")
+        self.assertEqual(out.header["trained"], 4 * 8 * (128 + 3 * 128))
+        self.assertEqual(round(out.header["trained"] / out.header["parameters"], 2), 0.02)
+        for name, tensor in base.tensors.items():
+            moved = not numpy.array_equal(tensor, out.tensors[name])
+            self.assertEqual(moved, name.endswith("attn.c_attn.weight"), name)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,31 @@ static void gradient_is_the_slope_of_the_loss_in_every_variant(void **state)
     }
 }
 
+static void gradient_of_adapters_is_the_slope_of_the_loss_with_their_dropout(void **state)
+{
+    (void)state;
+    char all[] = "*", one[] = "h.1.attn.c_attn", broad[] = "*.mlp.*.weight";
+    char *const patterns[] = {all, one, broad};
+    static const size_t tensors[] = {2 * 9, 2, 2 * 4};
+    for (unsigned variant = 0; variant < 3 * 2; variant++) {
+        char *targets[] = {patterns[variant % 3]};
+        Gacc__V1__ModelSection spec = tiny();
+        spec.tie = 0; /* the head may have one, too, whose rows are longer than the vocabulary */
+        spec.pad_vocab = 8;
+        spec.dropout = variant / 3 ? 0.2 : 0;
+        spec.lora_rank = 3;
+        spec.lora_alpha = 4.5;
+        spec.lora_dropout = 0.3;
+        spec.lora_targets = targets;
+        spec.n_lora_targets = 1;
+        struct trial trial = open_tiny(&spec, 2);
+        assert_int_equal(trial.model->table.count - trial.model->table.fixed, tensors[variant % 3]);
+        trial_read(&trial, 0, 2);
+        trial_check_gradient(&trial, 1, 1e-6);
+        trial_close(&trial);
+    }
+}
+
 /* The mean gradient over `count` sequences of five targets, read in pieces of at most `most`. */
 static void accumulate(struct trial *trial, size_t count, size_t most)
 {
@@ -370,6 +395,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradient_is_the_slope_of_the_loss_in_every_variant),
+        cmocka_unit_test(gradient_of_adapters_is_the_slope_of_the_loss_with_their_dropout),
         cmocka_unit_test(gradient_of_micro_batches_sums_to_that_of_the_batch_with_dropout_on),
         cmocka_unit_test(four_sequences_at_once_and_two_times_two_differ_by_1e_16_at_most),
         cmocka_unit_test(dropout_depends_on_attempt_and_sequence_and_is_off_in_attempt_0),

@@ -50,6 +50,30 @@ static void gradient_is_the_slope_of_the_loss_in_every_combination(void **state)
     }
 }
 
+static void gradient_of_adapters_is_the_slope_of_the_loss_with_their_dropout(void **state)
+{
+    (void)state;
+    char all[] = "*", second[] = "layers.1";
+    char *targets[] = {all};
+    for (unsigned variant = 0; variant < 5 * 2 * 2; variant++) {
+        Gacc__V1__ModelSection spec = mlp(2, GACC__V1__LOSS__LOSS_MSE);
+        spec.activation = (Gacc__V1__Activation)(variant % 5);
+        spec.norm = (Gacc__V1__Norm)(variant / 5 % 2);
+        targets[0] = variant / 10 ? second : all;
+        spec.lora_rank = 2;
+        spec.lora_alpha = 3;
+        spec.lora_dropout = 0.3;
+        spec.lora_targets = targets;
+        spec.n_lora_targets = 1;
+        struct trial trial = open_trial(&spec, 6);
+        assert_int_equal(trial.model->table.count - trial.model->table.fixed, variant / 10 ? 2 : 6);
+        trial_read(&trial, 0, 6);
+        trial.batch->weight[2] = 0.25;
+        trial_check_gradient(&trial, 1, 1e-7);
+        trial_close(&trial);
+    }
+}
+
 static void gradient_of_linear_is_the_slope_of_its_loss(void **state)
 {
     (void)state;
@@ -192,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradient_is_the_slope_of_the_loss_in_every_combination),
+        cmocka_unit_test(gradient_of_adapters_is_the_slope_of_the_loss_with_their_dropout),
         cmocka_unit_test(gradient_of_linear_is_the_slope_of_its_loss),
         cmocka_unit_test(half_mse_sums_over_outputs_and_mse_averages),
         cmocka_unit_test(four_targets_in_two_micro_batches_give_the_token_mean),

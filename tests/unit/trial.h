@@ -153,7 +153,7 @@ static inline void trial_clear(struct trial *trial)
     memset(trial->gradients, 0, trial_parameters(trial) * dtype_size(dtype_wide(trial->kernels->compute_type)));
 }
 
-/* Every element of every tensor against central differences of the loss sum (fp64). */
+/* Every element of every tensor that is not fixed against central differences of the loss sum (fp64). */
 static inline void trial_check_gradient(struct trial *trial, uint64_t attempt, double tolerance)
 {
     const double h = 1e-5;
@@ -162,6 +162,7 @@ static inline void trial_check_gradient(struct trial *trial, uint64_t attempt, d
     for (size_t t = 0; t < trial->model->table.count; t++) {
         const struct tensor *tensor = &trial->model->table.tensors[t];
         double largest = 0, worst = 0;
+        if (tensor->fixed) continue;
         for (uint64_t i = tensor->begin; i < tensor->begin + tensor->size; i++) {
             double at = trial->parameters[i];
             trial->parameters[i] = at + h;

@@ -10,15 +10,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "worker/models/models.h"
+#include "worker/models/linear.h"
 
-/* One LayerNorm or one product of a block; bias NULL: it has none. */
+/* One LayerNorm; bias NULL: it has none. */
 struct unit {
     const struct tensor *weight, *bias;
 };
 
+enum product { ATTN, ATTN_PROJ, FC, MLP_PROJ, PRODUCTS };
+
 struct block {
-    struct unit ln_1, attn, attn_proj, ln_2, fc, mlp_proj;
+    struct unit ln_1, ln_2;
+    struct linear products[PRODUCTS];
 };
 
 struct gpt {
@@ -27,7 +30,7 @@ struct gpt {
     double dropout;
     const struct tensor *wte, *wpe; /* [V, C], [T, C] */
     struct unit ln_f;
-    const struct tensor *head; /* [V, C]; wte when tied */
+    struct linear head; /* [V, C]; of wte when tied */
     struct block blocks[];
 };
 
@@ -76,44 +79,8 @@ static const compute *drop(const struct stage *stage, const struct pass *pass, u
     return memory;
 }
 
-/* --- products and norms of a block ----------------------------------------------------------------------------------
+/* --- norms of a block ------------------------------------------------------------------------------------------------
  */
-
-static struct linear_shape product_shape(const struct unit *unit, size_t rows)
-{
-    return (struct linear_shape){
-        .rows = rows, .in = unit->weight->shape[0], .out = unit->weight->shape[1], .layout = WEIGHT_IN_OUT};
-}
-
-static void product(const struct pass *pass, const struct unit *unit, compute *y, compute *pre, const compute *x,
-                    size_t rows, enum activation activation)
-{
-    pass->kernels->table->linear_forward(pass->kernels, y, pre, x, tensor_parameters(pass, unit->weight),
-                                         tensor_parameters(pass, unit->bias), product_shape(unit, rows), activation);
-}
-
-/* The gradient of the weights, and dx, which may not lie where x does. */
-static void product_backward(const struct pass *pass, const struct unit *unit, compute *dx, const compute *dy,
-                             const compute *x, size_t rows)
-{
-    const struct kernel_table *k = pass->kernels->table;
-    struct linear_shape shape = product_shape(unit, rows);
-    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, unit->weight), tensor_gradient(pass, unit->bias), dy,
-                              x, shape);
-    k->linear_backward_input(pass->kernels, dx, NULL, dy, tensor_parameters(pass, unit->weight), NULL, shape,
-                             ACTIVATE_NONE);
-}
-
-/* The same for x = activate(pre), of which only pre was kept: x takes its place on the way, dx is that of pre. */
-static void activated_product_backward(const struct pass *pass, const struct unit *unit, compute *dx, const compute *dy,
-                                       compute *pre, size_t rows, enum activation activation)
-{
-    const struct kernel_table *k = pass->kernels->table;
-    struct linear_shape shape = product_shape(unit, rows);
-    k->linear_backward_input(pass->kernels, dx, pre, dy, tensor_parameters(pass, unit->weight), pre, shape, activation);
-    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, unit->weight), tensor_gradient(pass, unit->bias), dy,
-                              pre, shape);
-}
 
 /* What LayerNorm keeps for its backward. */
 struct normed {
@@ -230,6 +197,7 @@ static size_t lay_out_block(const struct stage *stage, size_t rows, struct block
 struct block_scratch {
     compute *broad;  /* (B, T, 4C) activations of the mlp, gradients of them and of qkv */
     compute *narrow; /* (B, T, C) gradients on their way to the residual stream */
+    void *product;   /* what one of the products needs besides */
 };
 
 static size_t lay_out_block_scratch(const struct stage *stage, size_t rows, struct block_scratch *scratch, void *base)
@@ -238,6 +206,13 @@ static size_t lay_out_block_scratch(const struct stage *stage, size_t rows, stru
     struct carver carver = {.base = (uintptr_t)base};
     scratch->broad = carve(&carver, 4 * hidden);
     scratch->narrow = carve(&carver, hidden);
+    const struct block *block = stage->parameters;
+    size_t most = 0;
+    for (int i = 0; i < PRODUCTS; i++) {
+        const size_t bytes = linear_scratch_bytes(&block->products[i], rows, stage->model->compute_type);
+        if (bytes > most) most = bytes;
+    }
+    scratch->product = carve(&carver, most);
     return carver.used;
 }
 
@@ -269,16 +244,18 @@ static void block_until_activations(const struct stage *stage, struct pass *pass
     size_t rows = positions(stage, pass);
     struct dropout dropout;
     norm(pass, &block->ln_1, &saved->ln_1, NULL, in, NULL, rows);
-    product(pass, &block->attn, saved->qkv, NULL, saved->ln_1.y, rows, ACTIVATE_NONE);
+    linear_forward(pass, &block->products[ATTN], saved->qkv, NULL, saved->ln_1.y, rows, ACTIVATE_NONE,
+                   scratch->product);
     pass->kernels->table->attention_forward(pass->kernels, saved->attended, saved->lse, saved->qkv,
                                             dropout_at(stage, pass, site_of(stage, SITE_PROBABILITIES), &dropout),
                                             attention_shape(gpt, pass));
-    product(pass, &block->attn_proj, branch, NULL, saved->attended, rows, ACTIVATE_NONE);
+    linear_forward(pass, &block->products[ATTN_PROJ], branch, NULL, saved->attended, rows, ACTIVATE_NONE,
+                   scratch->product);
     drop(stage, pass, site_of(stage, SITE_ATTENTION), branch, branch);
 
     norm(pass, &block->ln_2, &saved->ln_2, saved->middle, branch, in, rows);
-    product(pass, &block->fc, scratch->broad, pass->gradients ? saved->pre : NULL, saved->ln_2.y, rows,
-            gpt->activation);
+    linear_forward(pass, &block->products[FC], scratch->broad, pass->gradients ? saved->pre : NULL, saved->ln_2.y, rows,
+                   gpt->activation, scratch->product);
 }
 
 /* `out` holds each branch before it joins the residual stream. */
@@ -294,7 +271,7 @@ static void block_forward(const struct stage *stage, struct pass *pass, const co
     lay_out_block_scratch(stage, rows, &scratch, scratch_memory);
 
     block_until_activations(stage, pass, in, out, &saved, &scratch);
-    product(pass, &block->mlp_proj, out, NULL, scratch.broad, rows, ACTIVATE_NONE);
+    linear_forward(pass, &block->products[MLP_PROJ], out, NULL, scratch.broad, rows, ACTIVATE_NONE, scratch.product);
     drop(stage, pass, site_of(stage, SITE_MLP), out, out);
     k->add(pass->kernels, out, out, 1, saved.middle, rows * gpt_of(stage)->width);
 }
@@ -326,17 +303,18 @@ static void block_backward(const struct stage *stage, struct pass *pass, compute
 
     const compute *dmlp = drop(stage, pass, site_of(stage, SITE_MLP), dout, din);
     compute *dpre = scratch.broad, *dln_2 = scratch.narrow;
-    activated_product_backward(pass, &block->mlp_proj, dpre, dmlp, saved.pre, rows, gpt->activation);
-    product_backward(pass, &block->fc, dln_2, dpre, saved.ln_2.y, rows);
+    linear_backward(pass, &block->products[MLP_PROJ], dpre, dmlp, saved.pre, rows, gpt->activation, scratch.product);
+    linear_backward(pass, &block->products[FC], dln_2, dpre, saved.ln_2.y, rows, ACTIVATE_NONE, scratch.product);
     norm_backward(pass, &block->ln_2, din, dout, dln_2, saved.middle, &saved.ln_2, rows);
 
     const compute *dattention = drop(stage, pass, site_of(stage, SITE_ATTENTION), din, saved.middle);
     compute *dattended = scratch.narrow, *dqkv = scratch.broad, *dln_1 = scratch.narrow;
-    product_backward(pass, &block->attn_proj, dattended, dattention, saved.attended, rows);
+    linear_backward(pass, &block->products[ATTN_PROJ], dattended, dattention, saved.attended, rows, ACTIVATE_NONE,
+                    scratch.product);
     pass->kernels->table->attention_backward(pass->kernels, dqkv, dattended, saved.attended, saved.lse, saved.qkv,
                                              dropout_at(stage, pass, site_of(stage, SITE_PROBABILITIES), &dropout),
                                              attention_shape(gpt, pass));
-    product_backward(pass, &block->attn, dln_1, dqkv, saved.ln_1.y, rows);
+    linear_backward(pass, &block->products[ATTN], dln_1, dqkv, saved.ln_1.y, rows, ACTIVATE_NONE, scratch.product);
     norm_backward(pass, &block->ln_1, din, din, dln_1, in, &saved.ln_1, rows);
 }
 
@@ -372,17 +350,17 @@ static size_t head_saved_bytes(const struct stage *stage, size_t sequences)
     return lay_out_head(stage, sequences * gpt_of(stage)->context, &saved, NULL);
 }
 
-static struct linear_shape head_shape(const struct gpt *gpt, size_t rows)
+static size_t head_scratch_bytes(const struct stage *stage, size_t sequences)
 {
-    return (struct linear_shape){
-        .rows = rows, .in = gpt->width, .out = gpt->vocab, .layout = WEIGHT_OUT_IN, .stride = gpt->logits_stride};
+    const struct gpt *gpt = gpt_of(stage);
+    return linear_scratch_bytes(&gpt->head, sequences * gpt->context, stage->model->compute_type);
 }
 
 /* All targets of a sequence share its weight and its seed. */
 static void head_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
                          void *scratch)
 {
-    (void)out, (void)scratch;
+    (void)out;
     const struct gpt *gpt = gpt_of(stage);
     const struct kernel_table *k = pass->kernels->table;
     const struct feed *feed = &pass->feed;
@@ -391,8 +369,7 @@ static void head_forward(const struct stage *stage, struct pass *pass, const com
     lay_out_head(stage, rows, &saved, memory);
 
     norm(pass, &gpt->ln_f, &saved.ln_f, NULL, in, NULL, rows);
-    k->linear_forward(pass->kernels, saved.logits, NULL, saved.ln_f.y, tensor_parameters(pass, gpt->head), NULL,
-                      head_shape(gpt, rows), ACTIVATE_NONE);
+    linear_forward(pass, &gpt->head, saved.logits, NULL, saved.ln_f.y, rows, ACTIVATE_NONE, scratch);
     k->cross_entropy(pass->kernels, saved.logits, feed->targets, feed->weight, pass->gradients ? feed->seed : NULL,
                      rows, gpt->context, gpt->vocab, gpt->logits_stride, pass->loss_sum);
 }
@@ -400,17 +377,13 @@ static void head_forward(const struct stage *stage, struct pass *pass, const com
 static void head_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
                           const compute *in, void *memory, void *scratch)
 {
-    (void)dout, (void)scratch;
+    (void)dout;
     const struct gpt *gpt = gpt_of(stage);
-    const struct kernel_table *k = pass->kernels->table;
     size_t rows = positions(stage, pass);
     struct head_saved saved;
     lay_out_head(stage, rows, &saved, memory);
     compute *dln_f = saved.ln_f.y;
-    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, gpt->head), NULL, saved.logits, saved.ln_f.y,
-                              head_shape(gpt, rows));
-    k->linear_backward_input(pass->kernels, dln_f, NULL, saved.logits, tensor_parameters(pass, gpt->head), NULL,
-                             head_shape(gpt, rows), ACTIVATE_NONE);
+    linear_backward(pass, &gpt->head, dln_f, saved.logits, saved.ln_f.y, rows, ACTIVATE_NONE, scratch);
     norm_backward(pass, &gpt->ln_f, din, NULL, dln_f, in, &saved.ln_f, rows);
 }
 
@@ -418,7 +391,7 @@ static const struct stage_class head_class = {
     .name = "head",
     .out_bytes = no_bytes,
     .saved_bytes = head_saved_bytes,
-    .scratch_bytes = no_bytes,
+    .scratch_bytes = head_scratch_bytes,
     .forward = head_forward,
     .backward = head_backward,
 };
@@ -443,11 +416,14 @@ static const struct tensor *add_bias(struct model *model, const char *prefix, co
     return NULL;
 }
 
-static struct unit add_product(struct model *model, const char *prefix, const char *name, uint64_t in, uint64_t out,
-                               double standard_deviation)
+static void add_product(struct model *model, struct block *block, enum product which, const char *prefix,
+                        const char *name, uint64_t in, uint64_t out, double standard_deviation)
 {
-    const struct tensor *weight = add_matrix(model, prefix, name, in, out, standard_deviation);
-    return (struct unit){weight, add_bias(model, prefix, name, out)};
+    struct linear *product = &block->products[which];
+    product->weight = add_matrix(model, prefix, name, in, out, standard_deviation);
+    product->bias = add_bias(model, prefix, name, out);
+    product->layout = WEIGHT_IN_OUT;
+    linear_offer(product, model);
 }
 
 static struct unit add_norm(struct model *model, const char *prefix, const char *name)
@@ -466,11 +442,11 @@ static void add_block(struct model *model, struct block *block, unsigned layer)
     char prefix[32];
     snprintf(prefix, sizeof prefix, "h.%u.", layer);
     block->ln_1 = add_norm(model, prefix, "ln_1");
-    block->attn = add_product(model, prefix, "attn.c_attn", width, 3 * width, spec->init_std);
-    block->attn_proj = add_product(model, prefix, "attn.c_proj", width, width, into_residual);
+    add_product(model, block, ATTN, prefix, "attn.c_attn", width, 3 * width, spec->init_std);
+    add_product(model, block, ATTN_PROJ, prefix, "attn.c_proj", width, width, into_residual);
     block->ln_2 = add_norm(model, prefix, "ln_2");
-    block->fc = add_product(model, prefix, "mlp.c_fc", width, 4 * width, spec->init_std);
-    block->mlp_proj = add_product(model, prefix, "mlp.c_proj", 4 * width, width, into_residual);
+    add_product(model, block, FC, prefix, "mlp.c_fc", width, 4 * width, spec->init_std);
+    add_product(model, block, MLP_PROJ, prefix, "mlp.c_proj", 4 * width, width, into_residual);
     model_add_stage(model, &block_class, layer, block);
 }
 
@@ -485,6 +461,9 @@ static int check_spec(const Gacc__V1__ModelSection *spec, struct error *error)
         return error_set(error, STATUS_JOB,
                          "model.dropout: heads x context x context or context x width is above 2^34 (%u, %u, %u)",
                          spec->heads, spec->context, spec->width);
+    if (spec->lora_dropout > 0 && 4 * spec->width * context > elements_max)
+        return error_set(error, STATUS_JOB, "model.lora.dropout: context x 4 x width is above 2^34 (%u, %u)",
+                         spec->context, spec->width);
     return 0;
 }
 
@@ -493,8 +472,8 @@ int gpt_build(struct model *model, struct error *error)
     const Gacc__V1__ModelSection *spec = model->spec;
     int rc = check_spec(spec, error);
     if (rc == 0)
-        rc = model_reserve(model, (size_t)spec->layers * 12 + 5, (size_t)spec->layers + 2,
-                           sizeof(struct gpt) + spec->layers * sizeof(struct block), error);
+        rc = model_reserve(model, (size_t)spec->layers * 12 + 5, (size_t)spec->layers * PRODUCTS + 1,
+                           (size_t)spec->layers + 2, sizeof(struct gpt) + spec->layers * sizeof(struct block), error);
     if (rc < 0) return rc;
     struct gpt *gpt = model->own;
     size_t padding = spec->pad_vocab ? spec->pad_vocab : 1;
@@ -512,7 +491,11 @@ int gpt_build(struct model *model, struct error *error)
     model_add_stage(model, &embedding_class, 0, NULL);
     for (unsigned layer = 0; layer < spec->layers; layer++) add_block(model, &gpt->blocks[layer], layer);
     gpt->ln_f = add_norm(model, "", "ln_f");
-    gpt->head = spec->tie ? gpt->wte : add_matrix(model, "", "lm_head", spec->vocab, spec->width, spec->init_std);
+    gpt->head.layout = WEIGHT_OUT_IN;
+    gpt->head.stride = gpt->logits_stride;
+    gpt->head.weight =
+        spec->tie ? gpt->wte : add_matrix(model, "", "lm_head", spec->vocab, spec->width, spec->init_std);
+    if (!spec->tie) linear_offer(&gpt->head, model);
     model_add_stage(model, &head_class, 0, NULL);
     return 0;
 }

@@ -9,11 +9,12 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "worker/models/models.h"
+#include "worker/models/linear.h"
 
 struct layer {
     size_t in, out;
-    const struct tensor *weight, *bias, *norm_weight, *norm_bias; /* NULL: it has none */
+    struct linear linear;
+    const struct tensor *norm_weight, *norm_bias; /* NULL: it has none */
     enum activation activation;
     bool first, last;
 };
@@ -52,15 +53,24 @@ static size_t layer_out_bytes(const struct stage *stage, size_t rows)
     return layer->last ? 0 : rows * layer->out * dtype_size(stage->model->compute_type);
 }
 
-/* The gradient behind the activation. */
-static size_t layer_scratch_bytes(const struct stage *stage, size_t rows)
+struct layer_scratch {
+    compute *gradient; /* [rows, out] behind the activation */
+    void *linear;
+};
+
+static size_t lay_out_scratch(const struct stage *stage, size_t rows, struct layer_scratch *scratch, void *base)
 {
-    return layer_out_bytes(stage, rows);
+    const struct layer *layer = stage->parameters;
+    struct carver carver = {.base = (uintptr_t)base};
+    scratch->gradient = carve(&carver, layer_out_bytes(stage, rows));
+    scratch->linear = carve(&carver, linear_scratch_bytes(&layer->linear, rows, stage->model->compute_type));
+    return carver.used;
 }
 
-static struct linear_shape layer_shape(const struct layer *layer, size_t rows)
+static size_t layer_scratch_bytes(const struct stage *stage, size_t rows)
 {
-    return (struct linear_shape){.rows = rows, .in = layer->in, .out = layer->out, .layout = WEIGHT_OUT_IN};
+    struct layer_scratch scratch;
+    return lay_out_scratch(stage, rows, &scratch, NULL);
 }
 
 /* Adds the loss; with seeds, turns the prediction into its gradient. */
@@ -82,49 +92,49 @@ static void take_loss(const struct stage *stage, struct pass *pass, compute *pre
 }
 
 static void layer_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
-                          void *scratch)
+                          void *scratch_memory)
 {
-    (void)scratch;
     const struct layer *layer = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
     size_t rows = pass->feed.rows;
-    struct linear_shape shape = layer_shape(layer, rows);
-    const compute *weight = tensor_parameters(pass, layer->weight), *bias = tensor_parameters(pass, layer->bias);
     struct layer_saved saved;
+    struct layer_scratch scratch;
     lay_out(stage, rows, &saved, memory);
+    lay_out_scratch(stage, rows, &scratch, scratch_memory);
     if (layer->first) { /* a row of weight 0 becomes zeros: what stands in it must not reach a product */
         k->cast_rows(pass->kernels, saved.x, pass->feed.x, pass->feed.weight, rows, layer->in);
         in = saved.x;
     }
     if (layer->last) {
-        k->linear_forward(pass->kernels, saved.linear, NULL, in, weight, bias, shape, ACTIVATE_NONE);
+        linear_forward(pass, &layer->linear, saved.linear, NULL, in, rows, ACTIVATE_NONE, scratch.linear);
         take_loss(stage, pass, saved.linear);
     } else if (layer->norm_weight) {
         bool activates = layer->activation != ACTIVATE_NONE;
-        k->linear_forward(pass->kernels, saved.linear, NULL, in, weight, bias, shape, ACTIVATE_NONE);
+        linear_forward(pass, &layer->linear, saved.linear, NULL, in, rows, ACTIVATE_NONE, scratch.linear);
         k->layernorm_forward(pass->kernels, activates ? saved.normed : out, NULL, saved.mean, saved.rstd, saved.linear,
                              NULL, tensor_parameters(pass, layer->norm_weight),
                              tensor_parameters(pass, layer->norm_bias), rows, layer->out);
         if (activates) k->activation_forward(pass->kernels, out, saved.normed, layer->activation, rows * layer->out);
     } else {
-        k->linear_forward(pass->kernels, out, saved.linear, in, weight, bias, shape, layer->activation);
+        linear_forward(pass, &layer->linear, out, saved.linear, in, rows, layer->activation, scratch.linear);
     }
 }
 
 static void layer_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
-                           const compute *in, void *memory, void *scratch)
+                           const compute *in, void *memory, void *scratch_memory)
 {
     const struct layer *layer = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
     size_t rows = pass->feed.rows;
-    struct linear_shape shape = layer_shape(layer, rows);
     struct layer_saved saved;
+    struct layer_scratch scratch;
     lay_out(stage, rows, &saved, memory);
+    lay_out_scratch(stage, rows, &scratch, scratch_memory);
     const compute *gradient = layer->last ? saved.linear : dout;
     if (layer->activation != ACTIVATE_NONE) {
-        k->activation_backward(pass->kernels, scratch, gradient, layer->norm_weight ? saved.normed : saved.linear,
-                               layer->activation, rows * layer->out);
-        gradient = scratch;
+        k->activation_backward(pass->kernels, scratch.gradient, gradient,
+                               layer->norm_weight ? saved.normed : saved.linear, layer->activation, rows * layer->out);
+        gradient = scratch.gradient;
     }
     if (layer->norm_weight) { /* what the norm gave is not needed any more: its memory takes the gradient */
         k->layernorm_backward(pass->kernels, saved.normed, NULL, tensor_gradient(pass, layer->norm_weight),
@@ -132,11 +142,8 @@ static void layer_backward(const struct stage *stage, struct pass *pass, compute
                               tensor_parameters(pass, layer->norm_weight), rows, layer->out);
         gradient = saved.normed;
     }
-    k->linear_backward_weight(pass->kernels, tensor_gradient(pass, layer->weight), tensor_gradient(pass, layer->bias),
-                              gradient, layer->first ? saved.x : in, shape);
-    if (din)
-        k->linear_backward_input(pass->kernels, din, NULL, gradient, tensor_parameters(pass, layer->weight), NULL,
-                                 shape, ACTIVATE_NONE);
+    linear_backward(pass, &layer->linear, din, gradient, layer->first ? saved.x : (compute *)(uintptr_t)in, rows,
+                    ACTIVATE_NONE, scratch.linear);
 }
 
 static const struct stage_class layer_class = {
@@ -155,16 +162,18 @@ static const struct stage_class layer_class = {
 static void add_linear(struct model *model, struct layer *layer, const char *prefix)
 {
     double half_width = 1 / sqrt((double)layer->in);
-    layer->weight = table_add(
+    layer->linear.layout = WEIGHT_OUT_IN;
+    layer->linear.weight = table_add(
         &model->table,
         (struct tensor){
             .dimensions = 2, .shape = {layer->out, layer->in}, .init = TENSOR_UNIFORM, .init_scale = half_width},
         "%sweight", prefix);
     if (model->spec->bias)
-        layer->bias = table_add(
+        layer->linear.bias = table_add(
             &model->table,
             (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_UNIFORM, .init_scale = half_width},
             "%sbias", prefix);
+    linear_offer(&layer->linear, model);
 }
 
 static void add_norm(struct model *model, struct layer *layer, unsigned index)
@@ -182,7 +191,7 @@ int mlp_build(struct model *model, struct error *error)
 {
     const Gacc__V1__ModelSection *spec = model->spec;
     unsigned count = (unsigned)spec->n_hidden + 1;
-    int rc = model_reserve(model, (size_t)count * 4, count, count * sizeof(struct layer), error);
+    int rc = model_reserve(model, (size_t)count * 4, count, count, count * sizeof(struct layer), error);
     if (rc < 0) return rc;
     struct layer *layers = model->own;
     for (unsigned i = 0; i < count; i++) {
@@ -203,7 +212,7 @@ int mlp_build(struct model *model, struct error *error)
 
 int linear_build(struct model *model, struct error *error)
 {
-    int rc = model_reserve(model, 2, 1, sizeof(struct layer), error);
+    int rc = model_reserve(model, 2, 1, 1, sizeof(struct layer), error);
     if (rc < 0) return rc;
     struct layer *layer = model->own;
     *layer = (struct layer){.in = model->spec->inputs, .out = 1, .first = true, .last = true};

@@ -13,8 +13,10 @@ int mlp_build(struct model *model, struct error *error);
 int linear_build(struct model *model, struct error *error);
 int tape_build(struct model *model, struct error *error);
 
-/* Room for `tensors` rows, `stages` stages and `own_bytes` of zeroed memory at model->own. */
-int model_reserve(struct model *model, size_t tensors, size_t stages, size_t own_bytes, struct error *error);
+/* Room for `tensors` rows and those of adapters of `linears` layers, `stages` stages and `own_bytes` of zeroed memory
+ * at model->own. */
+int model_reserve(struct model *model, size_t tensors, size_t linears, size_t stages, size_t own_bytes,
+                  struct error *error);
 /* Appends a row with the shape and initialiser of `like`, named by the format; the row keeps its address. */
 __attribute__((format(printf, 3, 4))) const struct tensor *table_add(struct tensor_table *table, struct tensor like,
                                                                      const char *format, ...);

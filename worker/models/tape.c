@@ -94,7 +94,7 @@ static const struct stage_class tape_class = {
 
 int tape_build(struct model *model, struct error *error)
 {
-    int rc = model_reserve(model, 1, 1, sizeof(struct tape), error);
+    int rc = model_reserve(model, 1, 0, 1, sizeof(struct tape), error);
     if (rc < 0) return rc;
     struct tape *tape = model->own;
     tape->weight =
