@@ -73,8 +73,8 @@ int data_read(struct data *data, uint64_t sequence, struct micro_batch *batch, s
 void data_locate(const struct data *data, uint64_t sequence, const char **file, uint64_t *offset_bytes);
 void data_close(struct data *data);
 
-/* Says what a file is, how much it holds of what, and that it is sound, as text or as JSON; the kind is told by content,
- * then by extension (.csv, .bin). Nothing is said of an unsound one: an error says why (65, 66, 74). */
+/* Says what a file is, how much it holds of what, and that it is sound, as text or as JSON; the kind is told by
+ * content, then by extension (.csv, .bin). Nothing is said of an unsound one: an error says why (65, 66, 74). */
 int data_inspect(const char *path, bool as_json, FILE *to, struct error *error);
 
 /* The sequence at `position` of the epoch's order: a keyed bijection of 0…count−1, computed on demand (Feistel network
