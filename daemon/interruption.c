@@ -1,6 +1,7 @@
 #include "daemon/interruption.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,18 +13,41 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "daemon/place.h"
+
 static struct {
     void (*taken)(void *context, const char *name);
     void *context;
     pid_t launcher;
     int signals, launcher_end; /* signalfd; pidfd, or -1 */
     atomic_bool told;          /* SIGTERM, by the launcher */
+    bool warned;               /* SIGCONT, by the launcher */
+    bool has_lost;             /* … because this rank had ended */
+    uint32_t lost;
 } watch;
 
 /* A launcher that ended before there was a pidfd is not our parent any more. */
 static bool launcher_is_gone(void)
 {
     return watch.launcher && getppid() != watch.launcher;
+}
+
+/* Open MPI's mpirun continues all ranks before it tells them to end, for whatever reason: nobody but the one that is
+ * the reason is gone then. False: that was all. */
+static bool name_of(const struct signalfd_siginfo *taken, char name[32])
+{
+    const bool is_launchers = watch.launcher && (pid_t)taken->ssi_pid == watch.launcher;
+    const bool warns = taken->ssi_signo == SIGCONT, ends = taken->ssi_signo == SIGTERM && is_launchers;
+    if ((warns && is_launchers) || (ends && !watch.warned)) {
+        watch.warned = true;
+        watch.has_lost = place_lost_rank(watch.launcher, &watch.lost);
+    }
+    watch.told |= ends;
+    if (ends && watch.has_lost)
+        snprintf(name, 32, "rank %" PRIu32 "'s end", watch.lost);
+    else
+        snprintf(name, 32, "SIG%s", sigabbrev_np((int)taken->ssi_signo));
+    return !warns;
 }
 
 static void *wait_for_all(void *unused)
@@ -35,9 +59,7 @@ static void *wait_for_all(void *unused)
     while (!launcher_is_gone()) {
         if (poll(ends, 2, -1) <= 0 || !ends[0].revents) continue;
         if (read(watch.signals, &taken, sizeof taken) != sizeof taken) continue;
-        if (watch.launcher && taken.ssi_signo == SIGTERM && (pid_t)taken.ssi_pid == watch.launcher) watch.told = true;
-        snprintf(name, sizeof name, "SIG%s", sigabbrev_np((int)taken.ssi_signo));
-        watch.taken(watch.context, name);
+        if (name_of(&taken, name)) watch.taken(watch.context, name);
     }
     watch.taken(watch.context, INTERRUPTION_LAUNCHER);
     return NULL;
@@ -50,7 +72,7 @@ bool interruption_is_launchers(void)
 
 int interruption_hold(pid_t launcher, struct error *error)
 {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT};
     watch.launcher = launcher;
     watch.launcher_end = launcher ? pidfd_open(launcher, 0) : -1;
     sigset_t signals;

@@ -38,8 +38,8 @@
 #define LEAVE_MICROSECONDS 100000
 /* Of two ranks that end at once it takes either one's status: it is to see the death that a farewell is about first. */
 #define DEATH_FIRST_MICROSECONDS 200000
-/* Where nobody says who speaks, ranks wait for rank 0: mpirun has told them to go by then, if rank 0 has failed. Rank 0
- * may be late, takes up to half a second to clear up, and mpirun one. */
+/* Where nobody says who speaks, ranks wait for rank 0 to hear them, or, if it has failed itself, for mpirun to tell
+ * them to go: rank 0 may be late, takes up to half a second to clear up, and mpirun one. */
 #define YIELD_SECONDS 5
 /* A starting rank's patience with the others once it is told to go: well below the launcher's second before SIGKILL. */
 #define JOIN_MICROSECONDS 300000
@@ -344,7 +344,9 @@ static void stand_in(const struct launch *launch, const struct error *why)
 
 static bool tell_last_words(const struct launch *launch, const struct error *error)
 {
-    return write(launch->coordinator.life, error, sizeof *error) == sizeof *error;
+    struct error words = {.text = ""}; /* nothing else of this process's stands behind them */
+    error_set(&words, error->status, "%s", error->text);
+    return write(launch->coordinator.life, &words, sizeof words) == sizeof words;
 }
 
 /* Why rank 0 ends early, for the coordinator's result.json. */
@@ -377,11 +379,16 @@ bool launch_stay(void)
     return true;
 }
 
-/* SIGTERM is how a launcher tells to go; one that is gone tells nobody. Another signal that it passes on reaches all
- * ranks: rank 0 goes first. */
+static bool is_signal(const char *name)
+{
+    return !strncmp(name, "SIG", 3);
+}
+
+/* SIGTERM is how a launcher tells to go, also behind another rank's end; one that is gone tells nobody. Another signal
+ * that it passes on reaches all ranks: rank 0 goes first. */
 __attribute__((noreturn)) static void leave(const struct launch *launch, const char *signal, enum status status)
 {
-    if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM") || !strcmp(signal, INTERRUPTION_LAUNCHER))
+    if (launch->place.rank == 0 || !strcmp(signal, "SIGTERM") || !is_signal(signal))
         usleep(LEAVE_MICROSECONDS);
     else
         launch_stay();
@@ -429,7 +436,7 @@ static void clear_up_after(const struct coordinator_link *coordinator)
 
 static bool asks_to_stop(const char *signal)
 {
-    return strcmp(signal, "SIGUSR1") && strcmp(signal, INTERRUPTION_LAUNCHER);
+    return is_signal(signal) && strcmp(signal, "SIGUSR1");
 }
 
 /* Asks the coordinator for a checkpoint, or for the end behind one, if need be as soon as there is a line to it; false
@@ -534,10 +541,16 @@ static void on_silent(void *context, double seconds)
 
 /* ---- a rank's work ---- */
 
-/* While the coordinator's answer is awaited, another rank may still need bytes of the last collective from here. */
+/* While the coordinator's answer is awaited, another rank may still need bytes of the last collective from here, or
+ * have none but rank 0 to tell why it cannot come: the coordinator hears it, and ends the job for all. */
 static void on_idle(void *context)
 {
-    comm_progress(((const struct launch *)context)->comm);
+    const struct launch *launch = context;
+    struct error told;
+    if (launch->place.rank != 0)
+        comm_progress(launch->comm);
+    else if (comm_hear(launch->comm, &told, sizeof told))
+        tell_last_words(launch, &told); /* a coordinator that is gone ends this rank by other ways */
 }
 
 static int open_control(struct launch *launch, struct control **control, struct error *error)
@@ -637,15 +650,18 @@ static int finish(const struct launch *launch, struct control *control, int stat
     return status;
 }
 
-/* Where the coordinator is out of reach nobody says who speaks: rank 0, if it is in the same trouble. */
-static void end_unheard(struct launch *launch, struct error *error)
+/* Where the coordinator is out of reach, rank 0 hears of it and the job ends in order; it may be in the same trouble,
+ * and then speaks for all. */
+static void end_out_of_reach(struct launch *launch, struct error *error)
 {
     enter_stage(launch, STAGE_ENDING, NULL); /* a rank that waits may be told to go */
     if (launch->place.rank == 0) {
         begin_ending(launch);
         say_last_words(launch, error);
     } else {
-        sleep(YIELD_SECONDS);
+        struct error told = {.text = ""};
+        error_set(&told, error->status, "rank %u: %s", launch->place.rank, error->text);
+        if (comm_tell(launch->comm, &told, sizeof told, YIELD_SECONDS)) return;
         begin_ending(launch);
     }
     complain_as_rank(launch, error->text);
@@ -656,7 +672,10 @@ static int work(struct launch *launch, struct error *error)
 {
     struct control *control;
     int status = open_control(launch, &control, error);
-    if (status) end_unheard(launch, error);
+    if (status) {
+        end_out_of_reach(launch, error);
+        return status;
+    }
     enter_stage(launch, STAGE_JOINED, control);
     if (launch->wants_stop[0]) end_at_once(launch, launch->wants_stop);
     struct error why;

@@ -1,7 +1,9 @@
 #include "daemon/place.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
 #include <sched.h>
@@ -165,6 +167,47 @@ bool place_launcher_is_gone(void)
     char path[PATH_MAX];
     pid_t owner;
     return place_session_directory(path, sizeof path, &owner) && place_is_gone(owner);
+}
+
+/* The rank of a process that `launcher` has started and that has not ended; false: it is none. */
+static bool is_rank_of(pid_t launcher, const char *process, uint32_t *rank)
+{
+    static const char name[] = "OMPI_COMM_WORLD_RANK=";
+    char path[64], *variable = NULL;
+    size_t room = 0;
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%.20s/stat", process);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    const bool is_child =
+        getdelim(&variable, &room, ')', file) > 0 && fscanf(file, " %*c %d", &parent) == 1 && parent == launcher;
+    fclose(file);
+    snprintf(path, sizeof path, "/proc/%.20s/environ", process);
+    file = is_child ? fopen(path, "re") : NULL;
+    bool found = false;
+    while (file && !found && getdelim(&variable, &room, 0, file) > 0)
+        found = !strncmp(variable, name, strlen(name)) && sscanf(variable + strlen(name), "%" SCNu32, rank) == 1;
+    if (file) fclose(file);
+    free(variable);
+    return found;
+}
+
+bool place_lost_rank(pid_t launcher, uint32_t *lost)
+{
+    struct place place;
+    uint32_t rank;
+    bool *there = NULL;
+    DIR *processes = place_find(&place, NULL) || !place.one_host ? NULL : opendir("/proc");
+    if (processes) there = calloc(place.ranks, sizeof *there);
+    for (const struct dirent *entry; there && (entry = readdir(processes));)
+        if (isdigit((unsigned char)entry->d_name[0]) && is_rank_of(launcher, entry->d_name, &rank) &&
+            rank < place.ranks)
+            there[rank] = true;
+    if (processes) closedir(processes);
+    for (*lost = 0; there && *lost < place.ranks && there[*lost];) ++*lost;
+    const bool found = there && *lost < place.ranks;
+    free(there);
+    return found;
 }
 
 bool place_is_gone(pid_t process)

@@ -48,6 +48,9 @@ pid_t place_launcher(void);
 /* Whether mpirun, on its host, is gone: nobody waits for anything, and MPI does not start. A process in another
  * container may think so without cause. */
 bool place_launcher_is_gone(void);
+/* The first rank whose process, a child of this launcher's, has ended. False: there is none, or ranks are on other
+ * hosts, too, of which nothing is seen. */
+bool place_lost_rank(pid_t launcher, uint32_t *rank);
 /* Whether a process has ended, reaped or not. */
 bool place_is_gone(pid_t process);
 

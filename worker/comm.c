@@ -175,6 +175,17 @@ void comm_progress(struct comm *comm)
     if (comm->class->progress) comm->class->progress(comm);
 }
 
+bool comm_tell(struct comm *comm, const void *bytes, uint64_t count, double seconds)
+{
+    return comm->class->tell && comm->class->tell(comm, bytes, count, seconds);
+}
+
+bool comm_hear(struct comm *comm, void *bytes, uint64_t count)
+{
+    comm_progress(comm);
+    return comm->class->hear && comm->class->hear(comm, bytes, count);
+}
+
 void comm_abort(struct comm *comm, int status)
 {
     comm->class->abort(comm, status);

@@ -77,10 +77,12 @@ struct comm_class {
                       const struct range *parts, struct error *);
     int (*join)(struct comm *, uint32_t bucket, struct error *); /* NULL: done on return */
     int (*broadcast)(struct comm *, void *bytes, uint64_t count, uint32_t root,
-                     struct error *);                                   /* counted as control */
-    int (*barrier)(struct comm *, struct error *);                      /* counted as control */
-    int (*duplicate)(struct comm *, struct comm **, struct error *);    /* counted as nothing */
-    void (*progress)(struct comm *);                                    /* NULL: goes on by itself */
+                     struct error *);                                               /* counted as control */
+    int (*barrier)(struct comm *, struct error *);                                  /* counted as control */
+    int (*duplicate)(struct comm *, struct comm **, struct error *);                /* counted as nothing */
+    bool (*tell)(struct comm *, const void *bytes, uint64_t count, double seconds); /* NULL: there is nobody to hear */
+    bool (*hear)(struct comm *, void *bytes, uint64_t count);                       /* NULL: nobody tells anything */
+    void (*progress)(struct comm *);                                                /* NULL: goes on by itself */
     void (*abort)(struct comm *, int status) __attribute__((noreturn)); /* from any thread: ends process and job */
     void (*close)(struct comm *);
 };
@@ -110,6 +112,11 @@ int comm_barrier(struct comm *comm, struct error *error);
  * for, and MPI moves bytes only while it is called: whoever waits for anything but a collective calls this meanwhile.
  * Communicates nothing new and is not counted. */
 void comm_progress(struct comm *comm);
+/* So many bytes to rank 0, from one that makes no other call any more; whether rank 0 has heard them within so many
+ * seconds. Not counted. */
+bool comm_tell(struct comm *comm, const void *bytes, uint64_t count, double seconds);
+/* Rank 0, when it waits for anything but a collective: as comm_progress, and whether a rank has told something. */
+bool comm_hear(struct comm *comm, void *bytes, uint64_t count);
 __attribute__((noreturn)) void comm_abort(struct comm *comm, int status);
 void comm_close(struct comm *comm);
 /* The same ranks once more, with counts of its own: all ranks together. What travels on one never meets the other. */

@@ -11,6 +11,9 @@
 #include "worker/comm_rounded.h"
 #include "worker/memory.h"
 
+#define TOLD 1 /* the tag of what mpi_tell sends */
+#define TELL_MICROSECONDS 1000
+
 struct comm_mpi {
     struct comm comm;
     MPI_Comm world;              /* our own duplicate, so that no one else's messages meet ours */
@@ -148,6 +151,30 @@ static void mpi_progress(struct comm *comm)
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, ((struct comm_mpi *)comm)->world, &found, MPI_STATUS_IGNORE);
 }
 
+/* A synchronous send: it is complete when it is being received. One that nobody hears is never taken back: the process
+ * ends. */
+static bool mpi_tell(struct comm *comm, const void *bytes, uint64_t count, double seconds)
+{
+    MPI_Comm world = ((struct comm_mpi *)comm)->world;
+    const double end = MPI_Wtime() + seconds;
+    MPI_Request request;
+    int heard = 0;
+    if (MPI_Issend(bytes, (int)count, MPI_BYTE, 0, TOLD, world, &request) != MPI_SUCCESS) return false;
+    while (MPI_Test(&request, &heard, MPI_STATUS_IGNORE) == MPI_SUCCESS && !heard && MPI_Wtime() < end)
+        usleep(TELL_MICROSECONDS);
+    return heard;
+}
+
+static bool mpi_hear(struct comm *comm, void *bytes, uint64_t count)
+{
+    MPI_Comm world = ((struct comm_mpi *)comm)->world;
+    MPI_Status from;
+    int found = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, TOLD, world, &found, &from);
+    return found &&
+           MPI_Recv(bytes, (int)count, MPI_BYTE, from.MPI_SOURCE, TOLD, world, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+}
+
 /* MPI_Abort ends all ranks of the job. Under MPI_THREAD_FUNNELED it is the main thread's alone: called beside a
  * collective that meets a dead rank's closed socket, it and the collective were in Open MPI's message printer at once,
  * and the process died there. A process that ends without MPI_Finalize makes the launcher end the job just as well. */
@@ -212,6 +239,8 @@ static int open_like(MPI_Comm of, struct comm **out, struct error *error)
         .broadcast = mpi_broadcast,
         .barrier = mpi_barrier,
         .duplicate = mpi_duplicate,
+        .tell = mpi_tell,
+        .hear = mpi_hear,
         .progress = mpi_progress,
         .abort = mpi_abort,
         .close = mpi_close,

@@ -24,6 +24,8 @@ int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__
         c->saving.stopping = true;
         return 0;
     }
+    /* "rank 1's end" is that of a rank which has never come, or whose stream tells of it. */
+    if (!strncmp(interrupted->signal, "rank ", strlen("rank ")) && c->phase != PHASE_HELLOS) return 0;
     struct error why;
     if (has_begun)
         error_set(&why, STATUS_INTERNAL, "%.32s: interrupted by %.32s%s at step %" PRIu64, who, interrupted->signal,

@@ -269,12 +269,21 @@ static void on_tick(uv_timer_t *timer)
     if (!ranks && !watchers && !saver_is_committing(coordinator->saver)) uv_stop(&coordinator->loop);
 }
 
-/* End of file; before it, perhaps, why rank 0 ends early: a struct error. */
+void coordinator_heed_last_words(struct coordinator *coordinator)
+{
+    if (coordinator->last_words.status && coordinator->workers[0]) coordinator_conclude(coordinator);
+}
+
+/* End of file; before it, perhaps, why rank 0 ends early, or another rank does that has only rank 0 to tell: a struct
+ * error. */
 static void on_life(uv_stream_t *life, ssize_t length, const uv_buf_t *buffer)
 {
     struct coordinator *coordinator = life->data;
     (void)buffer;
-    if (length == sizeof coordinator->last_words) conductor_fail_said(coordinator->conductor, &coordinator->last_words);
+    if (length == sizeof coordinator->last_words) {
+        conductor_fail_said(coordinator->conductor, &coordinator->last_words);
+        coordinator_heed_last_words(coordinator);
+    }
     if (length >= 0) return;
     uv_read_stop(life);
     coordinator->rank_0_gone = true;
@@ -640,7 +649,10 @@ void coordinator_dismiss(struct coordinator_link *link)
 /* Where the process is gone, the other pipe's end tells. */
 static int send_errand(const struct coordinator_link *link, const Gacc__V1__JobSpec *job, struct error *error)
 {
-    const struct errand errand = {.leftovers = link->leftovers, .job_bytes = gacc__v1__job_spec__get_packed_size(job)};
+    struct errand errand;
+    memset(&errand, 0, sizeof errand); /* padding goes through the pipe, too */
+    errand.leftovers = link->leftovers;
+    errand.job_bytes = gacc__v1__job_spec__get_packed_size(job);
     uint8_t *packed = malloc(sizeof errand + errand.job_bytes);
     if (!packed) return error_set(error, STATUS_INTERNAL, "out of memory for the job");
     memcpy(packed, &errand, sizeof errand);

@@ -99,6 +99,8 @@ void coordinator_write_header(struct coordinator *coordinator);
 void coordinator_conclude_in_order(struct coordinator *coordinator);
 /* Once: the end of the log, result.json, farewells to all that have joined. */
 void coordinator_conclude(struct coordinator *coordinator);
+/* Rank 0 has said why the job ends, and is on the line to hear its end. */
+void coordinator_heed_last_words(struct coordinator *coordinator);
 void coordinator_show_progress(struct coordinator *coordinator);
 
 /* methods.c: every method with its role and its callbacks, ended by a row without a path. */

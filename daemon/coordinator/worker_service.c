@@ -123,6 +123,7 @@ static void hello(struct coordinator *coordinator, struct rpc_call *call, const 
         coordinator_conclude(coordinator);
     else if (taken == 1)
         send_welcome(coordinator);
+    coordinator_heed_last_words(coordinator);
 }
 
 /* ---- silence ---- */

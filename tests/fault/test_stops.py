@@ -42,6 +42,32 @@ class Stops(faults.Faults):
             self.check_result(75, "rank 0: interrupted by SIGTERM before the first step")
             self.check_nothing_is_left()
 
+    def beside(self, other, job="job.yaml"):
+        """A job whose second rank is this command, to its end."""
+        running = harness.Running(self, [*self.command(job, 1, [], "run"), ":", "-n", "1", *other], "run")
+        return self.ended(running, time.monotonic())
+
+    def test_a_rank_that_never_comes_is_the_reason(self):
+        """It ends before it is one; mpirun tells the others to go as an operator's signal to mpirun does."""
+        self.write("job.yaml", json.dumps(self.tape()))
+        for other in ("exit 3", "sleep 0.5; exit 3"):
+            done = self.beside(["bash", "-c", other])
+            self.check_line(done, 3, "rank 0: interrupted by rank 1's end before the first step")
+            self.check_result(70, "rank 0: interrupted by rank 1's end before the first step")
+            self.check_nothing_is_left()
+
+    def test_a_rank_that_cannot_reach_the_coordinator_is_the_reason(self):
+        """Where rank 1 looks there is no socket; it says so to rank 0."""
+        if os.getuid() != 0:
+            self.skipTest("a mount of its own needs root")
+        self.write("job.yaml", json.dumps(self.tape()))
+        sockets = self.environment["XDG_RUNTIME_DIR"] = os.path.join(self.directory, "sockets")
+        os.mkdir(sockets, 0o700)
+        own = " ".join(self.command("job.yaml", 0, [], "run"))
+        done = self.beside(["unshare", "-m", "sh", "-c", f"mount -t tmpfs none {sockets} && exec {own}"])
+        self.check_line(done, 69, f"gaccd: rank 1: cannot reach the coordinator at unix:{sockets}/")
+        self.check_result(69, f"rank 1: cannot reach the coordinator at unix:{sockets}/")
+
     def test_a_refused_command_line_ends_as_soon(self):
         self.write("job.yaml", json.dumps(self.tape()))
         for ranks in (2, 4):

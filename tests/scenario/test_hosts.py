@@ -251,6 +251,7 @@ class Hosts(harness.Scenario):
         self.assertEqual(done.status, 69, done.err)
         self.assertIn(f"gaccd: rank 1: cannot reach the coordinator at tcp://10.88.0.1:{PORT}: TLS: the peer's certificate: "
                       "certificate not trusted", done.own_lines())
+        self.assertEqual((self.result()["exit"], "cannot reach the coordinator" in self.result()["reason"]), (69, True))
         self.assertEqual(middleman.wait(10), 0)
         self.assertRegex(middleman.stdout.read(), "^(\\[SSL|Connection reset|EOF)")  # no handshake, and no byte behind it
 

@@ -64,7 +64,7 @@ class Terminal:
         return ["".join(self.cells.get((row, column), " ") for column in range(self.columns)).rstrip() for row in range(self.rows)]
 
     def until(self, condition, what, limit=15):
-        end = time.monotonic() + limit
+        end = time.monotonic() + limit * harness.SLOWER
         while not condition(self):
             if time.monotonic() > end:
                 raise AssertionError(f"not within {limit} s: {what}; it shows\n" + "\n".join(self.lines()))
@@ -78,7 +78,7 @@ class Terminal:
 
     def end(self, limit=10):
         """Its wait status; the terminal's modes must be those that it found."""
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limit * harness.SLOWER
         while True:
             self.read(0.05)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
