@@ -169,10 +169,10 @@ bool place_launcher_is_gone(void)
     return place_session_directory(path, sizeof path, &owner) && place_is_gone(owner);
 }
 
-/* The rank of a process that `launcher` has started and that has not ended; false: it is none. */
-static bool is_rank_of(pid_t launcher, const char *process, uint32_t *rank)
+/* The rank of a process that `launcher` has started and that has not ended, by this variable; false: it is none. */
+static bool is_rank_of(pid_t launcher, const char *name, const char *process, uint32_t *rank)
 {
-    static const char name[] = "OMPI_COMM_WORLD_RANK=";
+    const size_t length = strlen(name);
     char path[64], *variable = NULL;
     size_t room = 0;
     int parent = 0;
@@ -186,27 +186,33 @@ static bool is_rank_of(pid_t launcher, const char *process, uint32_t *rank)
     file = is_child ? fopen(path, "re") : NULL;
     bool found = false;
     while (file && !found && getdelim(&variable, &room, 0, file) > 0)
-        found = !strncmp(variable, name, strlen(name)) && sscanf(variable + strlen(name), "%" SCNu32, rank) == 1;
+        found = !strncmp(variable, name, length) && sscanf(variable + length, "=%" SCNu32, rank) == 1;
     if (file) fclose(file);
     free(variable);
     return found;
 }
 
+pid_t *place_processes(const struct place *place, pid_t launcher)
+{
+    const struct launcher *by = find_launcher();
+    uint32_t rank;
+    pid_t *processes = by ? calloc(place->ranks, sizeof *processes) : NULL;
+    DIR *all = processes ? opendir("/proc") : NULL;
+    for (const struct dirent *entry; all && (entry = readdir(all));)
+        if (isdigit((unsigned char)entry->d_name[0]) && is_rank_of(launcher, by->rank, entry->d_name, &rank) &&
+            rank < place->ranks)
+            processes[rank] = (pid_t)atoi(entry->d_name);
+    if (all) closedir(all);
+    return processes;
+}
+
 bool place_lost_rank(pid_t launcher, uint32_t *lost)
 {
     struct place place;
-    uint32_t rank;
-    bool *there = NULL;
-    DIR *processes = place_find(&place, NULL) || !place.one_host ? NULL : opendir("/proc");
-    if (processes) there = calloc(place.ranks, sizeof *there);
-    for (const struct dirent *entry; there && (entry = readdir(processes));)
-        if (isdigit((unsigned char)entry->d_name[0]) && is_rank_of(launcher, entry->d_name, &rank) &&
-            rank < place.ranks)
-            there[rank] = true;
-    if (processes) closedir(processes);
-    for (*lost = 0; there && *lost < place.ranks && there[*lost];) ++*lost;
-    const bool found = there && *lost < place.ranks;
-    free(there);
+    pid_t *processes = place_find(&place, NULL) || !place.one_host ? NULL : place_processes(&place, launcher);
+    for (*lost = 0; processes && *lost < place.ranks && processes[*lost];) ++*lost;
+    const bool found = processes && *lost < place.ranks;
+    free(processes);
     return found;
 }
 

@@ -12,6 +12,7 @@
 #include "daemon/interruption.h"
 #include "daemon/launch.h"
 #include "daemon/place.h"
+#include "daemon/verify/fellows.h"
 #include "daemon/verify/receipt.h"
 #include "daemon/verify/report.h"
 #include "daemon/verify/together.h"
@@ -19,9 +20,11 @@
 
 /* What the listener and the thread that hears of interruptions know. */
 struct view {
+    uint32_t rank;
     bool is_first, json;
     bool controls_begun;
     uint32_t sequences;
+    double limit;            /* of the patience with a rank that is stopped, in seconds */
     pthread_mutex_t writing; /* held while a file is half written: nobody ends the process then */
 };
 
@@ -37,6 +40,40 @@ static void on_interruption(void *context, const char *name)
     pthread_mutex_lock(&view->writing);
     if (view->is_first) fprintf(stderr, "gaccd: verify: interrupted by %s\n", name);
     _exit(STATUS_INTERNAL);
+}
+
+/* A fellow rank is stopped, and this one speaks of it. */
+static void on_fellow(void *context, enum silence_event event, uint32_t rank, double seconds)
+{
+    struct view *view = context;
+    switch (event) {
+    case SILENCE_NOTHING_NEW:
+        break;
+    case SILENCE_BEGINS:
+        fprintf(stderr,
+                "gaccd: verify: rank %u waits for rank %u, which is stopped; not beyond %g s (control.timeout)\n",
+                view->rank, rank, view->limit);
+        break;
+    case SILENCE_ENDS:
+        fprintf(stderr, "gaccd: verify: rank %u goes on after %.3g s\n", rank, seconds);
+        break;
+    case SILENCE_TOO_LONG:
+        pthread_mutex_lock(&view->writing);
+        fprintf(stderr,
+                "gaccd: verify: rank %u waits no longer for rank %u, which is stopped for %g s (control.timeout)\n",
+                view->rank, rank, view->limit);
+        _exit(STATUS_INTERNAL);
+    }
+}
+
+/* Rank 0 has read how long. */
+static int watch_fellows(const Gacc__V1__JobSpec *job, struct comm *comm, const struct place *place, struct view *view,
+                         struct error *error)
+{
+    view->limit = job ? job->control->timeout_seconds : 0;
+    const struct fellows_listener listener = {on_fellow, view};
+    int status = comm_broadcast(comm, &view->limit, sizeof view->limit, 0, error);
+    return status ? status : fellows_watch(place, view->limit, &listener, error);
 }
 
 /* ---- as it goes ---- */
@@ -123,6 +160,7 @@ int verification_run(const struct verification_options *options)
     bool passed = true;
     signal(SIGPIPE, SIG_IGN);
     int status = place_find(&place, &error);
+    view.rank = place.rank;
     view.is_first = place.rank == 0;
     view.json = options->json;
     if (!status) status = interruption_hold(place_launcher(), &error);
@@ -138,6 +176,11 @@ int verification_run(const struct verification_options *options)
         return -status;
     }
     struct device *device = NULL;
+    status = watch_fellows(job, comm, &place, &view, &error);
+    if (status) {
+        complain(error.text);
+        comm_abort(comm, STATUS_INTERNAL);
+    }
     status = device_open(&device, options->device, comm, &error);
     if (status && view.is_first) complain(error.text); /* all ranks have the same */
     if (!status) {

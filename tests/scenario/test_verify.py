@@ -221,6 +221,37 @@ class Verify(harness.Scenario):
                     self.assertEqual(said, "gaccd: verify: interrupted by SIGINT\n")
                 self.assertFalse(os.path.exists(os.path.join(self.directory, "run")))
 
+    def begin_together(self, timeout):
+        """Three ranks, one of which is stopped before there is anything to read."""
+        job, text = harness.gpt(control={"timeout": timeout})
+        self.write("text.txt", text)
+        self.write("job.yaml", json.dumps(job))
+        running = harness.Running(self, ["mpirun", "-n", "3", harness.GACCD, "verify", "job.yaml", "--output", "run"], "run")
+        harness.until(lambda: "probe: " in running.said()[0], 30, "the probe")
+        return running
+
+    def test_a_stopped_rank_is_waited_for_until_the_timeout(self):
+        for stopped, waits in ((1, 0), (0, 1)):
+            running = self.begin_together(3)
+            os.kill(running.ranks()[stopped], signal.SIGSTOP)
+            done = running.wait(20)
+            self.assertEqual(done.status, 70, done.err)
+            self.assertEqual(done.own_lines()[:2], [
+                f"gaccd: verify: rank {waits} waits for rank {stopped}, which is stopped; not beyond 3 s (control.timeout)",
+                f"gaccd: verify: rank {waits} waits no longer for rank {stopped}, which is stopped for 3 s (control.timeout)"])
+            self.assertEqual(done.own_lines()[2:], [] if stopped else ["gaccd: verify: interrupted by rank 1's end"])
+            self.assertFalse(os.path.exists(os.path.join(self.directory, "run")))
+
+    def test_a_rank_that_goes_on_before_the_timeout_costs_nothing(self):
+        running = self.begin_together(60)
+        pid = running.ranks()[1]
+        os.kill(pid, signal.SIGSTOP)
+        harness.until(lambda: "rank 0 waits for rank 1" in running.said()[1], 20, "a line")
+        os.kill(pid, signal.SIGCONT)
+        done = running.wait(120)
+        self.assertEqual(done.status, 0, done.err)
+        self.assertRegex(done.err, "gaccd: verify: rank 1 goes on after [0-9.]+ s\n")
+
     # --- the receipt ---
 
     def receipt(self, output="run"):
