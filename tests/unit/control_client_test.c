@@ -285,7 +285,7 @@ struct heard {
     char text[1024];
     uint32_t status;
     bool print, signals_blocked;
-    unsigned idled; /* on the caller's thread */
+    atomic_uint idled; /* on the caller's thread */
 };
 
 static void on_lost(void *context, const struct error *error)
@@ -370,6 +370,13 @@ static void finish(struct line *line)
 static void pause_ms(long milliseconds)
 {
     nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static void run_a_job(struct line *line)
@@ -470,50 +477,76 @@ static void test_an_interruption_before_hello_is_a_hello_that_fails(void **state
     line_close(&line);
 }
 
-static void lost_with(enum behaviour behaviour, double timeout_seconds, const char *text)
+/* A line whose hello was answered; closes it. */
+static void lose(struct line *line, const char *text)
+{
+    assert_int_equal(report_step(line, 0), -STATUS_INTERNAL);
+    assert_string_equal(line->error.text, text);
+    assert_int_equal(line->heard.losses, 1);
+    assert_string_equal(line->heard.text, text);
+    assert_true(line->heard.signals_blocked);
+    assert_int_equal(report_step(line, 1), -STATUS_INTERNAL); /* and so does every later call, at once */
+    line_close(line);
+    assert_int_equal(line->heard.losses, 1);
+}
+
+static void lost_with(enum behaviour behaviour, const char *text)
 {
     struct line line;
-    assert_int_equal(line_open(&line, behaviour, listen_unix, timeout_seconds), 0);
+    assert_int_equal(line_open(&line, behaviour, listen_unix, 30), 0);
     assert_int_equal(say_hello(&line), 0);
-    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
-    assert_string_equal(line.error.text, text);
-    assert_int_equal(line.heard.losses, 1);
-    assert_string_equal(line.heard.text, text);
-    assert_true(line.heard.signals_blocked);
-    assert_int_equal(report_step(&line, 1), -STATUS_INTERNAL); /* and so does every later call, at once */
-    line_close(&line);
-    assert_int_equal(line.heard.losses, 1);
+    lose(&line, text);
 }
 
 static void test_a_coordinator_that_dies_is_lost(void **state)
 {
     (void)state;
-    lost_with(HANGS_UP_ON_REPORT, 5, "the coordinator is gone: it closed the connection");
+    lost_with(HANGS_UP_ON_REPORT, "the coordinator is gone: it closed the connection");
 }
 
 static void test_a_stream_that_ends_is_lost(void **state)
 {
     (void)state;
-    lost_with(ENDS_CALL_ON_REPORT, 5, "the coordinator is gone: too slow (grpc-status 8)");
+    lost_with(ENDS_CALL_ON_REPORT, "the coordinator is gone: too slow (grpc-status 8)");
 }
 
 static void test_a_message_that_is_none_is_lost(void **state)
 {
     (void)state;
-    lost_with(GARBAGE_TO_REPORT, 5,
+    lost_with(GARBAGE_TO_REPORT,
               "the coordinator is gone: it sent a message of 3 bytes that is not a CoordinatorMessage");
 }
 
 static void test_a_message_nobody_waits_for_is_lost(void **state)
 {
     (void)state;
-    lost_with(WELCOME_TO_REPORT, 5, "the coordinator is gone: it sent a message nobody waits for (1)");
+    lost_with(WELCOME_TO_REPORT, "the coordinator is gone: it sent a message nobody waits for (1)");
 }
 
+/* On a busy machine a coordinator may take longer for its first answer: then with more patience. */
 static void test_a_coordinator_that_falls_silent_is_lost_after_the_timeout(void **state)
 {
     (void)state;
-    lost_with(SILENT_ON_REPORT, 0.3, "the coordinator is gone: it has not answered for 0.3 s");
+    struct line line;
+    double timeout = 0.3;
+    for (; line_open(&line, SILENT_ON_REPORT, listen_unix, timeout) || say_hello(&line); timeout *= 2) {
+        assert_true(timeout < 10);
+        line_close(&line);
+    }
+    char text[80];
+    snprintf(text, sizeof text, "the coordinator is gone: it has not answered for %g s", timeout);
+    const double began = seconds();
+    lose(&line, text);
+    assert_true(seconds() - began >= 0.9 * timeout); /* a ping was on its way when it fell silent */
+}
+
+/* Ends the caller's waiting once it was idle. */
+static void *interrupt_idle(void *context)
+{
+    struct line *line = context;
+    while (line->heard.idled < 3 && !line->heard.losses) pause_ms(1);
+    assert_true(control_client_interrupt(line->control, "SIGTERM", 2, NULL));
+    return NULL;
 }
 
 /* Otherwise the bytes that other ranks need from this one would wait, too. */
@@ -521,10 +554,14 @@ static void test_a_caller_that_waits_is_not_idle(void **state)
 {
     (void)state;
     struct line line;
-    assert_int_equal(line_open(&line, SILENT_ON_REPORT, listen_unix, 0.3), 0);
+    pthread_t thread;
+    assert_int_equal(line_open(&line, IGNORES_REPORT, listen_unix, 30), 0);
+    const double began = seconds();
     assert_int_equal(say_hello(&line), 0);
+    assert_int_equal(pthread_create(&thread, NULL, interrupt_idle, &line), 0);
     assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
-    assert_in_range(line.heard.idled, 3, 1000); /* about once a millisecond */
+    pthread_join(thread, NULL);
+    assert_true(line.heard.idled >= 3 && line.heard.idled < 2 + 1000 * (seconds() - began)); /* once a millisecond */
     line_close(&line);
 }
 
@@ -546,39 +583,43 @@ static void test_states_are_sent_when_they_change_and_as_a_heartbeat(void **stat
 {
     (void)state;
     struct line line;
-    assert_int_equal(line_open(&line, OBLIGING, listen_unix, 0.4), 0); /* a heartbeat every 100 ms */
+    const double timeout = 4, heartbeat = timeout / 4, interval = 0.05;
+    assert_int_equal(line_open(&line, OBLIGING, listen_unix, timeout), 0);
+    const double began = seconds();
     assert_int_equal(say_hello(&line), 0);
-    for (uint64_t step = 1; step <= 300; step++) { /* 300 changes within 300 ms: at most 7 are worth sending */
+    for (uint64_t step = 1; step <= 300; step++) { /* 300 changes within 300 ms, or more: few are worth sending */
         line.control->state(line.control, step, GACC__V1__STATE__STATE_REDUCE, 0);
         pause_ms(1);
     }
-    pause_ms(120);
-    assert_int_equal(line.server.last_state, 300 * 100 + GACC__V1__STATE__STATE_REDUCE);
-    int changes = line.server.states;
-    assert_in_range(changes, 2, 14);
-    pause_ms(450);
-    assert_in_range(line.server.states - changes, 2, 5);
+    while (line.server.last_state != 300 * 100 + GACC__V1__STATE__STATE_REDUCE && !line.heard.losses) pause_ms(1);
+    const int changes = line.server.states;
+    assert_true(changes < 2 + (seconds() - began) / interval);
+    while (line.server.states < changes + 2 && !line.heard.losses) pause_ms(1);
+    assert_true(seconds() - began > heartbeat);
     line_close(&line);
     assert_int_equal(line.heard.losses, 0);
 }
 
-static double seconds(void)
+/* The shortest of a few times is the machine's least busy one. */
+static bool is_quicker(double took, double limit, int tries)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    assert_true(took < limit || tries < 10);
+    return took < limit;
 }
 
 static void test_addresses_that_never_answer_hold_up_the_next_for_a_quarter_second_each(void **state)
 {
     (void)state;
-    struct line line;
-    double began = seconds();
-    assert_int_equal(line_open(&line, OBLIGING, listen_behind_silence, 20), 0);
-    double took = seconds() - began;
-    assert_true(took >= 0.5 && took < 5);
-    run_a_job(&line);
-    close_silence();
+    double took = 20;
+    for (int tries = 1; !is_quicker(took, 5, tries); tries++) {
+        struct line line;
+        const double began = seconds();
+        assert_int_equal(line_open(&line, OBLIGING, listen_behind_silence, 60), 0);
+        took = seconds() - began;
+        assert_true(took >= 0.5);
+        run_a_job(&line);
+        close_silence();
+    }
 }
 
 static void test_addresses_of_which_none_answers_end_with_the_timeout(void **state)
@@ -591,21 +632,27 @@ static void test_addresses_of_which_none_answers_end_with_the_timeout(void **sta
     struct control_address to = {.addresses = list, .secret = secret};
     struct heard heard = {0};
     const struct control_client_events events = {on_lost, on_farewell, NULL, &heard, NULL};
-    int fd = listen_silently(fillers[0], address, sizeof address);
-    snprintf(list, sizeof list, "%s,tcp://127.0.0.1:1", address);
-    double began = seconds();
-    assert_int_equal(control_client_open(&control, &to, 0, 0.6, &events, &error), -STATUS_UNAVAILABLE);
-    double took = seconds() - began;
-    assert_true(took >= 0.6 && took < 5);
-    snprintf(expected, sizeof expected, "cannot reach the coordinator at %s: Connection timed out", list);
-    assert_string_equal(error.text, expected);
-    close(fd);
-    for (int i = 0; i < 4; i++) close(fillers[0][i]);
+    double took = 20;
+    for (int tries = 1; !is_quicker(took, 5, tries); tries++) {
+        int fd = listen_silently(fillers[0], address, sizeof address);
+        snprintf(list, sizeof list, "%s,tcp://127.0.0.1:1", address);
+        const double began = seconds();
+        assert_int_equal(control_client_open(&control, &to, 0, 0.6, &events, &error), -STATUS_UNAVAILABLE);
+        took = seconds() - began;
+        assert_true(took >= 0.6);
+        snprintf(expected, sizeof expected, "cannot reach the coordinator at %s: Connection timed out", list);
+        assert_string_equal(error.text, expected);
+        close(fd);
+        for (int i = 0; i < 4; i++) close(fillers[0][i]);
+    }
     /* Refused at once: the next is not waited for. */
-    began = seconds();
     to.addresses = "tcp://127.0.0.1:1,tcp://127.0.0.1:2,tcp://127.0.0.1:3";
-    assert_int_equal(control_client_open(&control, &to, 0, 20, &events, &error), -STATUS_UNAVAILABLE);
-    assert_true(seconds() - began < 0.2);
+    took = 20;
+    for (int tries = 1; !is_quicker(took, 0.2, tries); tries++) {
+        const double began = seconds();
+        assert_int_equal(control_client_open(&control, &to, 0, 20, &events, &error), -STATUS_UNAVAILABLE);
+        took = seconds() - began;
+    }
 }
 
 static void test_an_address_that_cannot_be_reached_is_named(void **state)
