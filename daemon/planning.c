@@ -32,6 +32,7 @@ uint64_t memory_rows(const struct session_memory *memory, uint32_t ranks, struct
         {"shard", "gradient shard and master parameters", memory->shard},
         {"moments", "moments of the shard", memory->moments},
         {"activations", "activations of a micro-batch", memory->activations},
+        {"window", "what is kept of a window that is run stage by stage", memory->window},
         {"data", "a micro-batch of data", memory->batch},
         {"checkpoint", "copies for a checkpoint, from the first on", memory->copies},
         {"communication", "MPI's own, while gradients are reduced", memory->reduction},

@@ -24,7 +24,7 @@ struct memory_row {
     const char *key, *what;
     uint64_t bytes;
 };
-#define MEMORY_ROWS 9
+#define MEMORY_ROWS 10
 /* Returns the sum. `ranks`: on this machine, whose cores they share. */
 uint64_t memory_rows(const struct session_memory *memory, uint32_t ranks, struct memory_row rows[MEMORY_ROWS]);
 

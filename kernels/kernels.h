@@ -48,6 +48,32 @@ struct linear_shape {
         stride; /* from row to row of y, pre and dy, ≥ out (the logits' rows are longer than the vocabulary); 0: out */
 };
 
+#define NORM_EPS 1e-5 /* added to every variance */
+
+/* x [rows, positions, channels]: what GroupNorm and BatchNorm normalise. `groups` divides the channels (GroupNorm). */
+struct norm_shape {
+    size_t rows, positions, channels, groups;
+};
+
+/* Images, and the places of a window over them: (height + 2·padding − window_height)/stride + 1 below each other, as
+ * many side by side by its width. x [rows, height, width, channels], or, channels_first, [rows, channels, height,
+ * width]. */
+struct image_shape {
+    size_t rows, channels, height, width;
+    size_t window_height, window_width, stride, padding;
+    bool channels_first;
+};
+static inline size_t image_places_down(const struct image_shape *shape)
+{
+    return (shape->height + 2 * shape->padding - shape->window_height) / shape->stride + 1;
+}
+static inline size_t image_places_across(const struct image_shape *shape)
+{
+    return (shape->width + 2 * shape->padding - shape->window_width) / shape->stride + 1;
+}
+
+enum pooling { POOL_MAX, POOL_AVERAGE };
+
 /* Causal self-attention of `batch` sequences: qkv [batch, context, 3·heads·head_size] as GPT-2 packs it (all q, all k,
  * all v; head h holds columns h·head_size …). head_size at most 2048. */
 struct attention_shape {
@@ -182,7 +208,7 @@ struct kernel_table {
     void (*embedding_backward)(struct kernels *, wide *dwte, wide *dwpe, const compute *dout, const int32_t *tokens,
                                size_t batch, size_t context, size_t width);
 
-    /* --- LayerNorm, eps 1e-5, over the last dimension; bias may be NULL ---------------------------------------- */
+    /* --- LayerNorm over the last dimension; bias may be NULL --------------------------------------------------- */
     /* With `residual` not NULL: sum[rows,width] = x + residual, rounded, and y is the norm of sum; else sum is not
      * written and y is the norm of x. mean, rstd: [rows]. */
     void (*layernorm_forward)(struct kernels *, compute *y, compute *sum, wide *mean, wide *rstd, const compute *x,
@@ -193,6 +219,47 @@ struct kernel_table {
     void (*layernorm_backward)(struct kernels *, compute *dx, const compute *dresidual, wide *dweight, wide *dbias,
                                const compute *dy, const compute *x, const wide *mean, const wide *rstd,
                                const compute *weight, size_t rows, size_t width);
+
+    /* --- GroupNorm: each group of a row's channels, over all positions; bias may be NULL ------------------------ */
+    /* y as x; mean, rstd: [rows, groups]; weight, bias: [channels]. */
+    void (*groupnorm_forward)(struct kernels *, compute *y, wide *mean, wide *rstd, const compute *x,
+                              const compute *weight, const compute *bias, struct norm_shape shape);
+    /* dx may be dy. dweight, dbias +=; either may be NULL. */
+    void (*groupnorm_backward)(struct kernels *, compute *dx, wide *dweight, wide *dbias, const compute *dy,
+                               const compute *x, const wide *mean, const wide *rstd, const compute *weight,
+                               struct norm_shape shape);
+
+    /* --- BatchNorm: each channel over the rows and positions of a set, of which these rows may be a part --------- */
+    /* row_weight [rows]: rows of weight 0 are not there; NULL: all are. weight, bias, mean, rstd: [channels]; bias may
+     * be NULL. */
+    /* moments [2][channels]: mean, and Σ (x − mean)², of these rows; 0 when there are none. */
+    void (*batchnorm_moments)(struct kernels *, double *moments, const compute *x, const double *row_weight,
+                              struct norm_shape shape);
+    void (*batchnorm_forward)(struct kernels *, compute *y, const compute *x, const wide *mean, const wide *rstd,
+                              const compute *weight, const compute *bias, struct norm_shape shape);
+    /* sums [2][channels]: Σ dy, and Σ dy·(x − mean)·rstd, of these rows. dbias and dweight += them; either may be NULL.
+     */
+    void (*batchnorm_sums)(struct kernels *, double *sums, wide *dweight, wide *dbias, const compute *dy,
+                           const compute *x, const wide *mean, const wide *rstd, const double *row_weight,
+                           struct norm_shape shape);
+    /* dx, 0 in rows of weight 0, and may be dy. sums: those of the whole set, which has `count` rows times positions;
+     * NULL: mean and rstd do not depend on x. */
+    void (*batchnorm_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x, const wide *mean,
+                               const wide *rstd, const compute *weight, const double *sums, double count,
+                               const double *row_weight, struct norm_shape shape);
+
+    /* --- images: what a convolution multiplies, and pooling ---------------------------------------------------- */
+    /* out [rows, places down, places across, channels·window_height·window_width]: what is under the window, channel by
+     * channel, line by line; 0 in the padding. */
+    void (*patches_forward)(struct kernels *, compute *out, const compute *x, struct image_shape shape);
+    /* dx: the sum over the windows that an element is under. */
+    void (*patches_backward)(struct kernels *, compute *dx, const compute *dout, struct image_shape shape);
+    /* y [rows, places down, places across, channels]; without padding, channels last. NaN is larger than any number. */
+    void (*pool_forward)(struct kernels *, compute *y, const compute *x, enum pooling pooling,
+                         struct image_shape shape);
+    /* max: to the first of the largest. */
+    void (*pool_backward)(struct kernels *, compute *dx, const compute *dy, const compute *x, enum pooling pooling,
+                          struct image_shape shape);
 
     /* --- attention, by blocks, no context×context matrix in memory --------------------------------------------- */
     /* out [batch,context,heads·head_size]; lse [batch,heads,context] log-sum-exp of each score row (of the undropped

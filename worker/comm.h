@@ -53,6 +53,8 @@ uint64_t shard_map_shard_room(const struct shard_map *map);
 struct comm_counts {
     uint32_t reduce_scatter, all_gather, control; /* calls of the transport */
     uint64_t reduce_scatter_bytes, all_gather_bytes;
+    uint32_t statistics; /* of sets of rows (statistics.h): its caller counts them here */
+    uint64_t statistics_bytes;
 };
 
 struct comm {

@@ -37,9 +37,10 @@ static const Gacc__V1__ParameterGroup *group_of(const Gacc__V1__JobSpec *job, co
     return place.group < optimizer->n_groups ? optimizer->groups[place.group] : NULL;
 }
 
+/* Running statistics are no optimizer's. */
 static bool is_frozen(const Gacc__V1__JobSpec *job, const struct tensor *tensor, uint64_t steps)
 {
-    if (tensor->fixed) return true;
+    if (tensor->fixed || tensor->statistic) return true;
     const Gacc__V1__ParameterGroup *group = group_of(job, tensor);
     return group && group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
 }
@@ -177,7 +178,7 @@ static int check_pattern(const struct tensor_table *table, const Gacc__V1__JobSp
 {
     bool is_another = false, is_fixed = false;
     for (size_t i = 0; i < table->count; i++) {
-        if (!matches(pattern, &table->tensors[i])) continue;
+        if (table->tensors[i].statistic || !matches(pattern, &table->tensors[i])) continue;
         const bool is_own = layout_place(job, &table->tensors[i]).optimizer == optimizer;
         if (is_own && !table->tensors[i].fixed) return 0;
         is_fixed |= is_own;
@@ -235,6 +236,7 @@ static int assign(struct layout *layout, struct model *model, const Gacc__V1__Jo
     const struct tensor_table *table = &model->table;
     for (size_t i = 0; i < table->count; i++) {
         const struct tensor *tensor = &table->tensors[i];
+        if (tensor->statistic) continue;
         const struct place place = layout_place(job, tensor);
         if (place.optimizer == optimizer_count(job) && !tensor->fixed)
             return error_set(error, STATUS_JOB, "optimizer: no match of any of them has the tensor %s", tensor->name);

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "worker/memory.h"
+#include "worker/model_memory.h"
 #include "worker/models/linear.h"
+#include "worker/statistics.h"
 
 static const struct {
     Gacc__V1__ModelType type;
@@ -104,6 +106,7 @@ void model_add_stage(struct model *model, const struct stage_class *class, unsig
     model->stages[model->stage_count++] = (struct stage){.class = class,
                                                          .model = model,
                                                          .index = index,
+                                                         .set = class->statistics ? model->set_count++ : 0,
                                                          .first = first,
                                                          .count = model->table.count - first,
                                                          .begin = before ? before->end : 0,
@@ -181,20 +184,6 @@ struct feed feed_of(const struct micro_batch *batch, const void *block)
 }
 
 /* --- the memory of one micro-batch -------------------------------------------------------------------------------- */
-
-struct activations {
-    struct kernels *kernels;
-    size_t rows;
-    bool backward;
-    void *arena;
-    size_t bytes;
-    void *scratch;
-    void *gradient[2]; /* of the outputs of even and odd stages: a backward reads one and writes the other */
-    const struct stage *in_shared; /* whose forward was the last to fill the `saved` that recomputed stages share */
-    struct {
-        void *out, *saved;
-    } stages[];
-};
 
 static size_t larger(size_t a, size_t b)
 {
@@ -293,6 +282,32 @@ void activations_close(struct activations *activations)
 /* --- the passes ----------------------------------------------------------------------------------------------------
  */
 
+size_t stage_channels(const struct stage *stage)
+{
+    return stage->class->statistics ? stage->class->statistics(stage, NULL, NULL) : 0;
+}
+
+/* A micro-batch that is a set, or a part of it that other ranks complete. */
+static void complete_set(const struct stage *stage, struct pass *pass, const compute *in, void *scratch)
+{
+    if (!stage->class->statistics || pass->is_by_running) return;
+    struct stage_statistics *set = &pass->statistics->stages[stage->set];
+    statistics_begin_set(set);
+    stage->class->add_moments(stage, pass, in, scratch);
+    if (!pass->is_alone) statistics_settle(pass->statistics, set);
+}
+
+/* The same of what its backward needs. */
+static void complete_sums(const struct stage *stage, struct pass *pass, const compute *dout, const compute *in,
+                          void *saved, void *scratch)
+{
+    if (!stage->class->statistics) return;
+    struct stage_statistics *set = &pass->statistics->stages[stage->set];
+    statistics_begin_sums(set);
+    stage->class->add_sums(stage, pass, dout, in, saved, scratch);
+    if (!pass->is_alone && !pass->is_by_running) statistics_settle_sums(pass->statistics, set);
+}
+
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations)
 {
     assert(pass->feed.rows <= activations->rows);
@@ -300,9 +315,10 @@ void model_forward(const struct model *model, struct pass *pass, struct activati
     for (size_t i = 0; i <= last; i++) {
         const struct stage *stage = &model->stages[i];
         if (pass->overlap.needs) pass->overlap.needs(pass->overlap.context, stage->begin, stage->end);
-        stage->class->forward(stage, pass, i > 0 ? activations->stages[i - 1].out : NULL,
-                              i < last ? activations->stages[i].out : NULL, activations->stages[i].saved,
-                              activations->scratch);
+        const compute *in = i > 0 ? activations->stages[i - 1].out : NULL;
+        complete_set(stage, pass, in, activations->scratch);
+        stage->class->forward(stage, pass, in, i < last ? activations->stages[i].out : NULL,
+                              activations->stages[i].saved, activations->scratch);
         if (is_recomputed(stage)) activations->in_shared = stage;
     }
 }
@@ -326,8 +342,24 @@ void model_backward(const struct model *model, struct pass *pass, struct activat
         const compute *in = i > 0 ? activations->stages[i - 1].out : NULL;
         void *saved = activations->stages[i].saved;
         if (is_recomputed(stage) && activations->in_shared != stage) recompute(model, i, pass, in, activations);
-        stage->class->backward(stage, pass, i > 0 ? activations->gradient[(i - 1) % 2] : NULL,
-                               i < last ? activations->gradient[i % 2] : NULL, in, saved, activations->scratch);
+        const compute *dout = i < last ? activations->gradient[i % 2] : NULL;
+        complete_sums(stage, pass, dout, in, saved, activations->scratch);
+        stage->class->backward(stage, pass, i > 0 ? activations->gradient[(i - 1) % 2] : NULL, dout, in, saved,
+                               activations->scratch);
         if (pass->overlap.complete) pass->overlap.complete(pass->overlap.context, stage->begin);
+    }
+}
+
+void model_run_nothing(const struct model *model, struct statistics *statistics)
+{
+    for (size_t i = 0; i < model->set_count; i++) {
+        statistics_begin_set(&statistics->stages[i]);
+        statistics_settle(statistics, &statistics->stages[i]);
+    }
+    for (size_t i = model->stage_count; i-- > model->first_trained;) {
+        if (!model->stages[i].class->statistics) continue;
+        struct stage_statistics *set = &statistics->stages[model->stages[i].set];
+        statistics_begin_sums(set);
+        statistics_settle_sums(statistics, set);
     }
 }

@@ -27,7 +27,8 @@ struct tensor {
     uint64_t shape[4];
     uint64_t begin, size; /* elements */
     bool fixed;           /* never trained: the model has adapters instead */
-    bool frozen;          /* has no gradient and never changes */
+    bool statistic;       /* no parameter: running statistics, which every step that is applied moves; always frozen */
+    bool frozen;          /* has no gradient; no optimizer changes it */
     uint64_t at;          /* where it begins in the trained index, or, frozen, in the frozen one */
     enum tensor_init init;
     double init_scale; /* NORMAL: standard deviation; UNIFORM: half width */
@@ -67,6 +68,9 @@ struct overlap {
     void (*complete)(void *context, uint64_t begin);
 };
 
+struct stage;
+struct statistics; /* worker/statistics.h */
+
 /* One micro-batch on its way through the stages. All memory but the batch's is the backend's. */
 struct pass {
     struct kernels *kernels;
@@ -77,13 +81,14 @@ struct pass {
     struct feed feed;
     long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
     double *loss_sum;      /* [1] += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
+    struct statistics *statistics; /* of a model that has sets; what stages learn of them goes there */
+    bool is_by_running;            /* stages go by the running statistics: no row depends on another then */
+    bool is_alone;                 /* the micro-batch is a set of its own, of which no other rank is told */
     struct overlap overlap;
     /* Changes what a stage is recomputed with: the pass, and *in, which may become `out`, what the stage handed on.
      * NULL: what its forward had. Only a planted fault is here. */
     void (*recomputed_with)(struct pass *pass, const compute **in, const compute *out);
 };
-
-struct stage;
 
 /* in: what the stage before wrote (NULL for the first); out: what this one hands on (NULL for the last); saved: memory
  * that lives until this stage's backward of the same micro-batch, which may write over it (forward only: until forward
@@ -99,12 +104,23 @@ struct stage_class {
     void (*recompute)(const struct stage *, struct pass *, const compute *in, void *saved, void *scratch);
     void (*backward)(const struct stage *, struct pass *, compute *din, const compute *dout, const compute *in,
                      void *saved, void *scratch);
+
+    /* A stage that must know statistics of a whole set of rows before it can go on, forward and backward; the driver
+     * sees to it that the set is complete by then. NULL: it need not. */
+    /* How many channels they are of, and which tensors are the running ones; either may be NULL. */
+    size_t (*statistics)(const struct stage *, const struct tensor **mean, const struct tensor **variance);
+    /* Adds the moments of `in` to those of the set. */
+    void (*add_moments)(const struct stage *, struct pass *, const compute *in, void *scratch);
+    /* Adds what the backward needs of these rows to the set's, and to the gradients of the stage's tensors. */
+    void (*add_sums)(const struct stage *, struct pass *, const compute *dout, const compute *in, void *saved,
+                     void *scratch);
 };
 
 struct stage {
     const struct stage_class *class;
     const struct model *model;
     unsigned index;                      /* e.g. the layer */
+    size_t set;                          /* which of the model's sets, where it needs statistics */
     size_t first, count;                 /* its own rows of the tensor table; a tied tensor is the earliest stage's */
     size_t first_adapter, adapter_count; /* more of them */
     uint64_t begin, end;                 /* the trained ones among them, in the trained index */
@@ -120,6 +136,7 @@ struct model {
     size_t stage_count;
     struct linear **linears; /* that may have an adapter, in the order of the stages (models/linear.h) */
     size_t linear_count;
+    size_t set_count;     /* of stages that need statistics of sets of rows */
     size_t first_trained; /* the earliest stage with a tensor that is not frozen: no backward goes beyond it */
     bool recordable;      /* a pass is nothing but kernels */
     /* Stages that can recompute what they saved do so before their backward, and have one `saved` in turn. Whoever
@@ -128,6 +145,9 @@ struct model {
     uint64_t targets_per_sequence; /* context for language models, else 1 */
     void *own;                     /* the model's own memory, freed with it */
 };
+
+/* 0: it needs no statistics. */
+size_t stage_channels(const struct stage *stage);
 
 /* Builds the table and the stages; allocates nothing that depends on the number of parameters. */
 int model_open(struct model **out, const Gacc__V1__ModelSection *spec, enum dtype compute_type, struct error *error);
@@ -157,6 +177,35 @@ size_t activations_bytes(const struct activations *activations);
 /* What they would take, without taking it. */
 size_t activations_measure(const struct model *model, size_t rows, bool backward);
 void activations_close(struct activations *activations);
+
+/* A window that is run stage by stage, where a stage needs statistics of all of it: what enters such a stage is kept of
+ * every micro-batch, and what lies between two of them is run once more on the way back. */
+#define SETS_MAX 128 /* stages that need statistics; job keys allow fewer */
+struct window_memory;
+/* Room for `passes` micro-batches of `rows`. */
+int window_memory_open(struct window_memory **out, const struct model *model, struct kernels *kernels, uint32_t passes,
+                       size_t rows, struct error *error);
+void window_memory_close(struct window_memory *memory);
+uint32_t window_memory_passes(const struct window_memory *memory); /* 0 of NULL */
+/* What it would take. */
+uint64_t window_memory_measure(const struct model *model, uint32_t passes, size_t rows);
+
+/* The micro-batches of one rank, 0 … count − 1, in any order and more than once. */
+struct window_passes {
+    uint32_t count;
+    void *context;
+    /* Makes the k-th pass; false: it is left out, now and whenever it is asked for. */
+    bool (*open)(void *context, uint32_t k, struct pass *pass);
+    /* The k-th has added its loss. */
+    void (*done)(void *context, uint32_t k);
+};
+/* Forward and backward of all of them. Sets are completed over all ranks, each of which calls it, with as many passes
+ * as it has; `statistics` is that of the passes. */
+void model_run_window(const struct model *model, const struct window_passes *passes, struct statistics *statistics,
+                      struct activations *activations, struct window_memory *memory);
+
+/* What a rank does that has no micro-batch while others, with whom it completes sets, have one. */
+void model_run_nothing(const struct model *model, struct statistics *statistics);
 
 /* All stages forward, in order; then all backward, in reverse, once per forward. pass->batch->rows may be less than
  * `rows` above. Activations opened without backward take passes without gradients only; the others take both. */

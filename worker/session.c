@@ -49,6 +49,18 @@ static int arithmetic_threads(const struct comm *comm)
     return threads > 1 ? threads : 1;
 }
 
+/* What not every backend has. */
+static int check_kernels(const struct session *session, struct error *error)
+{
+    const struct kernel_table *table = session->kernels->table;
+    const Gacc__V1__Norm norm = session->job->model->norm;
+    if (norm == GACC__V1__NORM__NORM_GROUP && !table->groupnorm_forward)
+        return error_set(error, STATUS_JOB, "model.norm: group: not on --device %s yet", table->name);
+    if (norm == GACC__V1__NORM__NORM_BATCH && !table->batchnorm_forward)
+        return error_set(error, STATUS_JOB, "model.norm: batch: not on --device %s yet", table->name);
+    return 0;
+}
+
 static int open_kernels(struct session *session, struct error *error)
 {
     struct kernels_options options = {.compute_type = session->compute_type,
@@ -61,7 +73,7 @@ static int open_kernels(struct session *session, struct error *error)
     if (device) {
         struct error why = {.status = STATUS_INTERNAL};
         session->kernels = device->open_kernels(device, &options, &why);
-        return session->kernels ? 0 : error_set(error, why.status, "%s", why.text);
+        return session->kernels ? check_kernels(session, error) : error_set(error, why.status, "%s", why.text);
     }
     session->kernels = reference ? kernels_open_reference(&options) : kernels_open_cpu(&options);
     return session->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
@@ -150,6 +162,7 @@ static void place(struct session *session, uint64_t begin, const struct values *
             table->cast(session->kernels, element(to, tensor->at + (part.begin - tensor->begin), session->compute_type),
                         element(values->sent, part.begin - begin, session->wide_type), part.end - part.begin);
     }
+    running_put(session, begin, count, values->exact);
     for (size_t i = 0; i < session->piece_count; i++) {
         const struct piece *piece = &session->pieces[i];
         struct range part = range_of_both(block, (struct range){piece->begin, piece->end});
@@ -201,6 +214,19 @@ int session_fill(struct session *session,
         if (!result) place(session, begin, &values, count);
     }
     if (!result) result = device_wait(session->kernels, error);
+    close_values(session, &values);
+    return result;
+}
+
+int session_put(struct session *session, uint64_t begin, uint64_t count, const double *exact, struct error *error)
+{
+    struct values values;
+    int result = open_values(session, &values, count, error);
+    if (!result) {
+        memcpy(values.exact, exact, count * sizeof *exact);
+        place(session, begin, &values, count);
+        result = device_wait(session->kernels, error);
+    }
     close_values(session, &values);
     return result;
 }
@@ -268,6 +294,7 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     if (!result) session->model->recomputes = session_recomputes(job);
     if (!result) result = open_data(session, error);
     if (!result) result = open_kernels(session, error);
+    if (!result) result = running_open(session, error);
     if (!result) result = open_layout(session, 0, error);
     if (!result) result = session_initialise(session, NULL, error);
     if (result) {
@@ -283,6 +310,7 @@ void session_close(struct session *session)
     if (!session) return;
     checkpoint_forget(session);
     close_layout(session);
+    statistics_close(session->statistics);
     micro_batch_close(session->batch);
     data_close(session->train);
     data_close(session->validation);
@@ -345,6 +373,7 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     memory.shard = taken.shard;
     memory.moments = taken.moments;
     memory.activations = taken.activations;
+    memory.window = taken.window;
     memory.data = taken.batch;
     Gacc__V1__Hello message = GACC__V1__HELLO__INIT;
     message.rank = session->comm->rank;

@@ -31,13 +31,15 @@ struct control {
     int (*finished)(struct control *, const Gacc__V1__Finished *, Gacc__V1__Farewell **, struct error *);
 };
 
-/* Bytes of the large buffers. Set when the session opens: they depend on b, never on B, K or the step. */
+/* Bytes of the large buffers. Set when the session opens: but for `window` they depend on b, never on B, K or the step.
+ */
 struct session_memory {
     uint64_t parameters; /* compute type, all of them */
     uint64_t gradients;  /* wide, of all that are trained */
     uint64_t shard; /* wide: reduced gradient and master parameters of the own shard, own part of the frozen ones */
     uint64_t moments;
     uint64_t activations;
+    uint64_t window;    /* kept of every micro-batch of a window that is run stage by stage: times K; else 0 */
     uint64_t batch;     /* sequences, targets and loss seeds of one micro-batch */
     uint64_t copies;    /* of the state, from the first checkpoint on */
     uint64_t reduction; /* on CPUs: MPI's own two of the gradients while ranks reduce them (Open MPI 4) */

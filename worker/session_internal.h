@@ -15,6 +15,7 @@
 #include "worker/optimizer.h"
 #include "worker/results.h"
 #include "worker/session.h"
+#include "worker/statistics.h"
 #include "worker/step_state.h"
 
 #define INITIAL_BLOCK (1u << 18) /* elements initialised at a time: long enough for many threads */
@@ -70,6 +71,8 @@ struct session {
     struct optimizer optimizer;
     void *feed; /* the batch's block, or what it is uploaded to */
     struct activations *activations;
+    struct statistics *statistics; /* NULL: the model has no sets */
+    struct window_memory *window;  /* NULL: the window is not run stage by stage */
     struct results results;
 
     struct micro_batch *batch; /* capacity b */
@@ -125,6 +128,9 @@ static inline void *element(const void *buffer, uint64_t index, enum dtype type)
 int session_enter(struct session *session, Gacc__V1__State state, struct error *error);
 /* What the rank goes over, of its shard and of the canonical index: anew, where segments have changed. */
 int session_list_parts(struct session *session, struct error *error);
+/* Puts the values of [begin, begin + count) of the canonical index, count ≤ session_initial_block, where this rank
+ * keeps them. */
+int session_put(struct session *session, uint64_t begin, uint64_t count, const double *values, struct error *error);
 /* Parameters and own shard, block by block: `read` has the values of a range of the canonical index. */
 int session_fill(struct session *session,
                  int (*read)(void *context, uint64_t begin, uint64_t end, double *values, struct error *error),
@@ -155,6 +161,8 @@ int session_follow_layout(struct session *session, uint64_t steps, struct error 
 /* Everything that is large, once map, layout, kernels and batch are open. */
 int session_reserve(struct session *session, struct error *error);
 void session_release(struct session *session);
+/* Room for a window of so many own micro-batches that is run stage by stage. */
+int session_window_room(struct session *session, uint32_t passes, struct error *error);
 
 /* --- overlap.c ----------------------------------------------------------------------------------------------- */
 
@@ -186,6 +194,24 @@ struct pass window_pass_forward(struct session *session);
 void window_share_weight(const struct session *session, const Gacc__V1__Plan *plan, double *weight,
                          uint32_t *micro_batches);
 void window_clear_gradients(struct session *session);
+
+/* --- running.c ------------------------------------------------------------------------------------------------ */
+
+/* The statistics of a model that has sets, and who is asked for theirs. */
+int running_open(struct session *session, struct error *error);
+/* The passes of training, of an evaluation, or of one micro-batch by itself. */
+void running_in_training(const struct session *session, struct pass *pass);
+void running_in_evaluation(const struct session *session, struct pass *pass);
+/* The first error that sets met with since the step began. */
+int running_check(const struct session *session, struct error *error);
+/* Values of a range of the canonical index, as they are kept: those that are running statistics. */
+void running_put(struct session *session, uint64_t begin, uint64_t count, const double *values);
+/* The step was applied: they advance, on all ranks. */
+int running_advance(struct session *session, struct error *error);
+/* Micro-batches go through the model together, stage by stage. */
+bool running_needs_window(const struct session *session);
+/* This rank has no micro-batch while others may have one, of which sets are taken together. */
+void running_stand_by(struct session *session);
 
 /* --- step.c -------------------------------------------------------------------------------------------------- */
 

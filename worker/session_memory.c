@@ -36,11 +36,26 @@ static int reserve_feed(struct session *session, struct error *error)
     return memory_reserve(session->kernels, &session->feed, session->batch->block_bytes, "a micro-batch", error);
 }
 
+/* Own micro-batches of the job's window that are kept; 0: they are not. */
+static uint32_t kept_passes(const Gacc__V1__JobSpec *job, const struct model *model, uint32_t ranks, uint32_t micro)
+{
+    if (model->set_count == 0 || job->model->norm_stats != GACC__V1__NORM_STATS__NORM_STATS_WINDOW) return 0;
+    const uint32_t micro_batches = (job->batch->global - 1) / micro + 1;
+    return (micro_batches - 1) / ranks + 1;
+}
+
+static uint64_t bytes_of_window(const Gacc__V1__JobSpec *job, const struct model *model, uint32_t ranks, uint32_t micro)
+{
+    const uint32_t passes = kept_passes(job, model, ranks, micro);
+    return passes ? window_memory_measure(model, passes, micro) : 0;
+}
+
 /* What grows with b. */
 static uint64_t bytes_of_micro_batch(const struct session *session, uint32_t micro)
 {
     uint64_t row = session->kernels->table->on_host ? 0 : session->batch->block_bytes / session->batch->capacity + 1;
-    return activations_measure(session->model, micro, true) + row * micro;
+    return activations_measure(session->model, micro, true) + row * micro +
+           bytes_of_window(session->job, session->model, session->comm->ranks, micro);
 }
 
 /* The largest b, up to the job's, for which there is room; 0: none. */
@@ -110,7 +125,21 @@ int session_reserve(struct session *session, struct error *error)
     if (!result)
         result =
             activations_open(&session->activations, session->model, kernels, session->job->batch->micro, true, error);
+    if (!result)
+        result = session_window_room(
+            session, kept_passes(session->job, session->model, session->comm->ranks, session->job->batch->micro),
+            error);
     return result ? advise(session, error) : 0;
+}
+
+/* B, and how it is shared, may change while the job runs. */
+int session_window_room(struct session *session, uint32_t passes, struct error *error)
+{
+    if (passes <= window_memory_passes(session->window)) return 0;
+    window_memory_close(session->window);
+    session->window = NULL;
+    return window_memory_open(&session->window, session->model, session->kernels, passes, session->batch->capacity,
+                              error);
 }
 
 void session_release(struct session *session)
@@ -121,11 +150,13 @@ void session_release(struct session *session)
     void **const reserved[] = {&session->shard_memory, &session->gradients, &session->frozen, &session->parameters};
     if (session->recording) table->recording_close(kernels, session->recording);
     activations_close(session->activations);
+    window_memory_close(session->window);
     results_close(&session->results);
     optimizer_close(&session->optimizer);
     if (!table->on_host) table->release(kernels, session->feed);
     session->recording = NULL;
     session->activations = NULL;
+    session->window = NULL;
     session->feed = NULL;
     for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++) {
         table->release(kernels, *reserved[i]);
@@ -173,6 +204,7 @@ static void add_up(const Gacc__V1__JobSpec *job, const struct model *model, uint
         .shard = (owned + kept) * wide_size,
         .moments = (moments.m + moments.v) * wide_size,
         .activations = activations_measure(model, job->batch->micro, true),
+        .window = bytes_of_window(job, model, ranks, job->batch->micro),
         .batch = bytes_of_sequence(job->model, wide_size) * job->batch->micro,
         .copies = (kept + moments.m + moments.v) * wide_size,
         .reduction = ranks > 1 ? 2 * model->table.trained * wide_size : 0,

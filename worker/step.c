@@ -96,6 +96,14 @@ static int replay(struct session *session, const struct step *step, struct pass 
     return session_enter(session, STATE(MICRO_BACKWARD), error);
 }
 
+static void count_batch(struct session *session, struct step *step)
+{
+    struct loss_unit unit = {session->batch->exponent, session->batch->weight_sum};
+    results_keep_loss(&session->results, unit);
+    step->weight += unit.weight_sum;
+    step->micro_batches++;
+}
+
 /* Forward and backward of the batch that was read, the rank's k-th. */
 static int run_micro_batch(struct session *session, struct step *step, uint32_t k, struct error *error)
 {
@@ -109,17 +117,77 @@ static int run_micro_batch(struct session *session, struct step *step, uint32_t 
         if (k + 1 == session->machine.micro_batches) pass.overlap.complete = overlap_last(session).complete;
         result = run_pass(session, step, &pass, error);
     }
-    if (result) return result;
+    if (!result && session->statistics) result = running_check(session, error);
+    if (!result) count_batch(session, step);
+    return result;
+}
 
-    struct loss_unit unit = {session->batch->exponent, session->batch->weight_sum};
-    results_keep_loss(&session->results, unit);
-    step->weight += unit.weight_sum;
-    step->micro_batches++;
-    return 0;
+/* The micro-batches of a window that is run stage by stage. */
+struct staged {
+    struct session *session;
+    struct step *step;
+    double clock;
+    struct error error;
+};
+
+static bool open_staged(void *context, uint32_t k, struct pass *pass)
+{
+    struct staged *staged = context;
+    struct session *session = staged->session;
+    struct error unreadable = {0};
+    if (session->failure.status) return false;
+    clock_lap(&staged->clock, &staged->step->seconds.compute);
+    if (window_read(session, staged->step->plan, staged->step->share.first + k, &unreadable))
+        fail_locally(session, &unreadable);
+    clock_lap(&staged->clock, &staged->step->seconds.data);
+    if (session->failure.status || !(session->batch->weight_sum > 0)) return false;
+    if (fault_loses_backward(session, staged->step)) return false;
+    *pass = window_pass(session, staged->step);
+    return true;
+}
+
+static void staged_done(void *context, uint32_t k)
+{
+    struct staged *staged = context;
+    (void)k;
+    count_batch(staged->session, staged->step);
+    if (!staged->error.status) fault_after_micro_batch(staged->session, staged->step, &staged->error);
+}
+
+/* All of the window's micro-batches together; a rank that cannot take part has none, so that no other waits for it. */
+static int accumulate_by_stages(struct session *session, struct step *step, struct error *error)
+{
+    struct staged staged = {.session = session, .step = step, .clock = step->started};
+    struct window_passes passes = {session->machine.micro_batches, &staged, open_staged, staged_done};
+    struct error no_room = {0};
+    int result = overlap_settle(session, error);
+    if (!result && session_window_room(session, passes.count, &no_room)) fail_locally(session, &no_room);
+    if (session->failure.status) {
+        step_state_cut_short(&session->machine);
+        passes.count = 0;
+    }
+    if (!result && passes.count) result = session_enter(session, STATE(MICRO_FORWARD), error);
+    if (!result && passes.count) result = session_enter(session, STATE(MICRO_BACKWARD), error); /* here and there */
+    if (result) return result;
+    model_run_window(session->model, &passes, session->statistics, session->activations, session->window);
+    clock_lap(&staged.clock, &step->seconds.compute);
+    for (uint32_t k = 0; k < passes.count && !result; k++)
+        result = step_state_micro_batch_done(&session->machine, error);
+    if (!result) result = running_check(session, error);
+    if (!result && staged.error.status) result = error_set(error, staged.error.status, "%s", staged.error.text);
+    return result;
+}
+
+static uint32_t most_micro_batches(const Gacc__V1__Plan *plan)
+{
+    uint32_t most = 0;
+    for (size_t rank = 0; rank < plan->n_shares; rank++)
+        if (plan->shares[rank] > most) most = plan->shares[rank];
+    return most;
 }
 
 /* A micro-batch without weight is read and left out: it adds nothing, and its 0/0 is never formed. */
-static int accumulate(struct session *session, struct step *step, struct error *error)
+static int accumulate_one_by_one(struct session *session, struct step *step, struct error *error)
 {
     double clock = step->started;
     if (session->failure.status) step_state_cut_short(&session->machine);
@@ -132,7 +200,11 @@ static int accumulate(struct session *session, struct step *step, struct error *
             step_state_cut_short(&session->machine);
             break;
         }
-        int result = session->batch->weight_sum > 0 ? run_micro_batch(session, step, k, error) : 0;
+        int result = 0;
+        if (session->batch->weight_sum > 0)
+            result = run_micro_batch(session, step, k, error);
+        else
+            running_stand_by(session);
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
         result = fault_after_micro_batch(session, step, error);
@@ -140,7 +212,17 @@ static int accumulate(struct session *session, struct step *step, struct error *
         comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);
     }
-    int result = fault_after_window(session, step, error);
+    for (uint32_t k = session->machine.current; k < most_micro_batches(step->plan); k++) running_stand_by(session);
+    clock_lap(&clock, &step->seconds.compute);
+    return session->statistics ? running_check(session, error) : 0;
+}
+
+static int accumulate(struct session *session, struct step *step, struct error *error)
+{
+    int result = running_needs_window(session) ? accumulate_by_stages(session, step, error)
+                                               : accumulate_one_by_one(session, step, error);
+    if (result) return result;
+    result = fault_after_window(session, step, error);
     return result ? result : session_enter(session, STATE(MAYBE_OVERFLOW_SIGNAL), error);
 }
 
@@ -219,6 +301,8 @@ static int step_done(struct session *session, struct step *step, Gacc__V1__Blame
     message.all_gathers = session->comm->counts.all_gather;
     message.all_gather_bytes = session->comm->counts.all_gather_bytes;
     message.control_collectives = session->comm->counts.control;
+    message.statistics_collectives = session->comm->counts.statistics;
+    message.statistics_bytes = session->comm->counts.statistics_bytes;
     message.seconds = &step->seconds;
     message.blame = blame;
     session->comm->counts = (struct comm_counts){0};
@@ -294,8 +378,9 @@ static int step_or_skip(struct session *session, struct step *step, Gacc__V1__Bl
     optimizer_apply(&session->optimizer, &session->layout, session->runs, session->run_count, session->master,
                     session->shard, &applied);
     publish_own_parameters(session);
+    result = running_advance(session, error);
     clock_lap(&clock, &step->seconds.update);
-    return 0;
+    return result;
 }
 
 /* Gradients are cleared here and nowhere else, whatever the verdict. */
@@ -327,6 +412,7 @@ static int begin(struct session *session, struct step *step, struct error *error
     if (table->range_begin) table->range_begin(session->kernels, step_state_name(STATE(ENTER_STEP)));
     session->control->state(session->control, step->plan->step, STATE(ENTER_STEP), 0);
     overlap_begin(session);
+    if (session->statistics) statistics_begin(session->statistics);
     result = results_begin(&session->results, step->share.count, error);
     if (!result) result = fault_in_memory(session, step, error);
     if (!result && self_check_due(session)) result = self_check_remember(session, error);

@@ -115,6 +115,7 @@ struct pass window_pass_forward(struct session *session)
         .loss_sum = results_loss(&session->results),
     };
     pass.feed.dropout_key = NULL;
+    running_in_evaluation(session, &pass);
     return pass;
 }
 
@@ -127,6 +128,7 @@ struct pass window_pass(struct session *session, const struct step *step)
     pass.gradients = session->gradients;
     pass.averaging = averaging;
     pass.feed.dropout_key = feed_of(batch, session->feed).dropout_key;
+    running_in_training(session, &pass);
     fault_in_recomputation(session, &pass);
     return pass;
 }

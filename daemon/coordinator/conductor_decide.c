@@ -144,6 +144,7 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
         .lr = c->window.lr,
         .groups = c->rank[0].hello->groups,
         .group_count = c->rank[0].hello->n_groups,
+        .has_statistics = conductor_batch_norm(c) != NULL,
         .has_scaler = c->rules.has_scaler,
         .loss_scale = c->window.scale,
         .grad_norm_scaled = verdict->grad_norm_scaled,

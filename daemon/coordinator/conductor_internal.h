@@ -179,4 +179,11 @@ void conductor_keep_last(struct conductor *conductor, const struct step_record *
 /* Turns the attempt whose step_done are in (or will not come) into records. */
 void conductor_complete_attempt(struct conductor *conductor);
 
+/* The model, where it has BatchNorm; NULL: it has none. */
+static inline const Gacc__V1__ModelSection *conductor_batch_norm(const struct conductor *c)
+{
+    const Gacc__V1__ModelSection *model = c->job->model;
+    return model && model->norm == GACC__V1__NORM__NORM_BATCH ? model : NULL;
+}
+
 #endif

@@ -128,6 +128,7 @@ void conductor_header(const struct conductor *c, struct header_record *header)
         .trained = hello->trained,
         .groups = hello->groups,
         .group_count = hello->n_groups,
+        .batch_norm = conductor_batch_norm(c),
         .lr = c->job->optimizer->lr,
         .device = hello->device,
         .memory = hello->memory,

@@ -19,6 +19,8 @@
 #define SCHEDULE(name) GACC__V1__SCHEDULE_TYPE__SCHEDULE_##name
 #define SCALING(name) GACC__V1__LR_SCALING__LR_SCALING_##name
 #define ACTIVATION(name) GACC__V1__ACTIVATION__ACTIVATION_##name
+#define NORM(name) GACC__V1__NORM__NORM_##name
+#define NORM_STATS(name) GACC__V1__NORM_STATS__NORM_STATS_##name
 #define LOSS(name) GACC__V1__LOSS__LOSS_##name
 
 // clang-format off
@@ -29,7 +31,10 @@ static const struct choice gpt_activations[] = {
 static const struct choice mlp_activations[] = {
     {"relu", ACTIVATION(RELU)}, {"tanh", ACTIVATION(TANH)}, {"gelu", ACTIVATION(GELU)}, {"none", ACTIVATION(NONE)},
     {0}};
-static const struct choice norms[] = {{"none", GACC__V1__NORM__NORM_NONE}, {"layer", GACC__V1__NORM__NORM_LAYER}, {0}};
+static const struct choice norms[] = {{"none", NORM(NONE)}, {"layer", NORM(LAYER)}, {"group", NORM(GROUP)},
+    {"batch", NORM(BATCH)}, {0}};
+static const struct choice norm_stats[] = {{"micro", NORM_STATS(MICRO)}, {"frozen", NORM_STATS(FROZEN)},
+    {"sync", NORM_STATS(SYNC)}, {"window", NORM_STATS(WINDOW)}, {0}};
 static const struct choice mlp_losses[] = {
     {"mse", LOSS(MSE)}, {"half_mse", LOSS(HALF_MSE)}, {"cross_entropy", LOSS(CROSS_ENTROPY)}, {0}};
 static const struct choice linear_losses[] = {{"half_mse", LOSS(HALF_MSE)}, {"mse", LOSS(MSE)}, {0}};
@@ -79,6 +84,9 @@ static const struct choice verify_rules[] = {
 #define IF_MASKED \
     {BY_FORMAT, BIT(FORMAT(BYTES)) | BIT(FORMAT(U16)) | BIT(FORMAT(U32)) | BIT(FORMAT(LLMC)) | BIT(FORMAT(IDX))}
 #define IF_IDX {BY_FORMAT, BIT(FORMAT(IDX))}
+#define IF_GROUP_NORM {BY_NORM, BIT(NORM(GROUP))}
+#define IF_BATCH_NORM {BY_NORM, BIT(NORM(BATCH))}
+#define IF_MOVING {BY_NORM_STATS, BIT(NORM_STATS(MICRO)) | BIT(NORM_STATS(SYNC)) | BIT(NORM_STATS(WINDOW))}
 #define IF_FP16 {BY_COMPUTE, BIT(COMPUTE(FP16))}
 #define IF_FP32_SUMS {BY_COMPUTE, BIT(COMPUTE(FP32)) | BIT(COMPUTE(BF16)) | BIT(COMPUTE(FP16))}
 #define IF_DYNAMIC {BY_MODE, BIT(MODE(DYNAMIC))}
@@ -156,8 +164,20 @@ const struct key keys[] = {
      .help = "Of the initial weights; residual projections have it divided by √(2·layers)."},
     {"model.pad_vocab", KEY_U32, OF_MODEL(pad_vocab), .fallback = "128", .least = 1, .most = 65536, WHEN(IF_GPT),
      .help = "Rows of logits are padded to a multiple of it; files are not."},
-    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, WHEN(IF_MLP),
-     .help = "Between a hidden layer and its activation."},
+    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, .selects = BY_NORM, WHEN(IF_MLP),
+     .help = "Between a hidden layer and its activation. layer: over a row. group: over groups of its channels. batch: each "
+             "channel over many rows, so that what one row gives depends on the others."},
+    {"model.norm_groups", KEY_U32, OF_MODEL(norm_groups), .least = 1, .most = 16777216, WHEN(IF_MLP, IF_GROUP_NORM),
+     .help = "Of every hidden layer's channels, which they divide."},
+    {"model.norm_stats", KEY_CHOICE, OF_MODEL(norm_stats), .fallback = "micro", .choices = norm_stats,
+     .selects = BY_NORM_STATS, WHEN(IF_MLP, IF_BATCH_NORM),
+     .help = "The rows that BatchNorm's mean and variance are over. micro: a micro-batch, so that the step depends on b. "
+             "frozen: the running ones, which do not move. sync: the micro-batches that the ranks are at; windows then "
+             "communicate. window: the whole window of all ranks, stage by stage, so that the step is that of one big batch, "
+             "whatever b, K and N are; what enters each norm is kept of every micro-batch, and a forward is run once more."},
+    {"model.norm_momentum", KEY_NUMBER, OF_MODEL(norm_momentum), .fallback = "0.1", .most = 1, .above = true,
+     WHEN(IF_MLP, IF_BATCH_NORM, IF_MOVING),
+     .help = "running = (1 − momentum)·running + momentum·the step's, once a step that is applied; the variance is unbiased."},
     {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "mse", .choices = mlp_losses, WHEN(IF_MLP),
      .help = "mse: mean over outputs of (ŷ−y)². half_mse: sum over outputs of ½(ŷ−y)². cross_entropy: y0 is the "
              "class."},
@@ -426,8 +446,6 @@ const struct absent absent_keys[] = {
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
     {"model.type", "cnn", not_yet},
-    {"model.norm", "group", not_yet},
-    {"model.norm", "batch", not_yet},
     {"batch.accumulate", NULL, "not a key: K follows from batch.global, batch.micro and the ranks"},
     {"batch.micro_batches", NULL, "not a key: M follows from batch.global and batch.micro"},
     {"precision.loss_scale.current", NULL,

@@ -59,6 +59,8 @@ struct key_aside {
 enum selector {
     BY_NOTHING,
     BY_MODEL,
+    BY_NORM,
+    BY_NORM_STATS,
     BY_FORMAT,
     BY_COMPUTE,
     BY_MODE,

@@ -14,6 +14,7 @@
 #include "proto/endpoint.h"
 #include "proto/optimizers.h"
 
+#define SMALL_SET 32  /* rows; the statistics of fewer are mostly noise */
 #define NAME_MOST 200 /* bytes of job.name: it becomes a file's name */
 
 /* fail(loading, key, ...): at the key's place in the file. */
@@ -167,6 +168,33 @@ static int adapters(struct loading *loading)
     model->lora_targets[0] = (char *)protobuf_c_empty_string;
     return set_text(loading, &model->lora_targets[0],
                     strdup(model->type == GACC__V1__MODEL_TYPE__MODEL_GPT ? "*.attn.c_attn" : "layers.*"));
+}
+
+/* What a norm takes its statistics over. */
+static int norms(struct loading *loading)
+{
+    const Gacc__V1__ModelSection *model = loading->job->model;
+    const uint32_t micro = loading->job->batch->micro;
+    if (model->norm == GACC__V1__NORM__NORM_GROUP)
+        for (size_t i = 0; i < model->n_hidden; i++)
+            if (model->hidden[i] % model->norm_groups)
+                return fail(loading, "model.norm_groups", "%" PRIu32 " does not divide the %" PRIu32 " of model.hidden",
+                            model->norm_groups, model->hidden[i]);
+    if (model->norm != GACC__V1__NORM__NORM_BATCH) return 0;
+    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO && micro == 1)
+        return fail(loading, "batch.micro",
+                    "1 row has no variance: model.norm_stats: micro wants more, window does not, nor does model.norm: "
+                    "group or layer");
+    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO && micro < SMALL_SET)
+        job_notice(loading,
+                   "model.norm batch: its statistics are over batch.micro %" PRIu32
+                   " rows each, and so the step depends on b and K: model.norm group (or layer), or model.norm_stats "
+                   "window, does not",
+                   micro);
+    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC)
+        job_notice(loading, "model.norm_stats sync: windows communicate, twice a norm and micro-batch: collectives."
+                            "statistics counts it");
+    return 0;
 }
 
 /* gpt reads tokens, mlp and linear read rows of x and y, tape rows of g. */
@@ -551,6 +579,7 @@ int job_finish(struct loading *loading)
         files,
         private_key,
         doubtful_rate,
+        norms,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

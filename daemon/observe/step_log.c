@@ -92,6 +92,7 @@ static void memory(struct json_writer *json, const Gacc__V1__Memory *taken)
     json_write_unsigned(json, "moments", taken->moments);
     json_write_unsigned(json, "activations", taken->activations);
     json_write_unsigned(json, "data", taken->data);
+    json_write_unsigned(json, "window", taken->window);
     json_write_object_end(json);
 }
 
@@ -134,6 +135,16 @@ static void groups(struct json_writer *json, const struct header_record *header)
     json_write_array_end(json);
 }
 
+/* What the running statistics are of, and at which rate they move, once a step. */
+static void batch_norm(struct json_writer *json, const Gacc__V1__ModelSection *model)
+{
+    static const char *const stats[] = {"micro", "frozen", "sync", "window"}; /* in the order of NormStats */
+    json_write_object(json, "batch_norm");
+    json_write_string(json, "stats", stats[model->norm_stats]);
+    json_write_double(json, "momentum", model->norm_momentum);
+    json_write_object_end(json);
+}
+
 static void header_members(struct json_writer *json, const void *record)
 {
     const struct header_record *header = record;
@@ -151,6 +162,7 @@ static void header_members(struct json_writer *json, const void *record)
     json_write_unsigned(json, "parameters", header->parameters);
     json_write_unsigned(json, "trained", header->trained);
     groups(json, header);
+    if (header->batch_norm) batch_norm(json, header->batch_norm);
     json_write_string(json, "device", header->device);
     memory(json, header->memory);
     json_write_array(json, "versions");
@@ -188,10 +200,12 @@ static void traffic(struct json_writer *json, const struct step_record *step)
     json_write_unsigned(json, "reduce_scatter", step->reduce_scatters);
     json_write_unsigned(json, "all_gather", step->all_gathers);
     json_write_unsigned(json, "control", step->control_collectives);
+    if (step->has_statistics) json_write_unsigned(json, "statistics", step->statistics_collectives);
     json_write_object_end(json);
     json_write_object(json, "bytes");
     json_write_unsigned(json, "reduce_scatter", step->reduce_scatter_bytes);
     json_write_unsigned(json, "all_gather", step->all_gather_bytes);
+    if (step->has_statistics) json_write_unsigned(json, "statistics", step->statistics_bytes);
     json_write_object_end(json);
 }
 

@@ -35,7 +35,8 @@ struct header_record {
     uint64_t train_sequences, validation_sequences, parameters, trained;
     Gacc__V1__TensorGroup *const *groups; /* [group_count] */
     size_t group_count;
-    double lr; /* the optimizer's, which those of groups are multiples of */
+    const Gacc__V1__ModelSection *batch_norm; /* the model, where it has BatchNorm; NULL: it has none */
+    double lr;                                /* the optimizer's, which those of groups are multiples of */
     const char *device;
     const Gacc__V1__Memory *memory; /* of rank 0, which has the most; NULL: not known */
     char *const *versions;          /* "name version" */
@@ -73,7 +74,10 @@ struct step_record {
     double grad_norm_scaled, grad_norm, grad_norm_clipped, clip_coefficient; /* null unless applied */
     uint32_t reduce_scatters, all_gathers, control_collectives;              /* calls of a rank */
     uint64_t reduce_scatter_bytes, all_gather_bytes;                         /* the most that a rank sent */
-    const uint32_t *accumulate;                                              /* [ranks] */
+    bool has_statistics; /* the job has BatchNorm: collectives of its statistics, and their bytes */
+    uint32_t statistics_collectives;
+    uint64_t statistics_bytes;
+    const uint32_t *accumulate; /* [ranks] */
     uint32_t ranks;
     struct {
         double step, data, compute, reduce, decision, update, gather; /* of the slowest rank, each on its own */

@@ -58,9 +58,22 @@ bool is_near(double a, double b, double relative)
 
 /* ---- trials ---- */
 
-bool suite_is_by_micro_batch(const struct suite *suite)
+bool suite_is_by_ranks(const struct suite *suite)
 {
-    return suite->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH;
+    const Gacc__V1__ModelSection *model = suite->job->model;
+    return model->norm == GACC__V1__NORM__NORM_BATCH && model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC;
+}
+
+const char *suite_is_by_micro_batch(const struct suite *suite)
+{
+    const Gacc__V1__ModelSection *model = suite->job->model;
+    if (suite->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
+        return "weighting microbatch: the cut into micro-batches is part of the definition of the loss";
+    if (model->norm == GACC__V1__NORM__NORM_BATCH &&
+        (suite_is_by_ranks(suite) || model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO))
+        return "BatchNorm over micro-batches: the step depends on the cut. model.norm group or layer, or "
+               "model.norm_stats window, gives the equivalence back";
+    return NULL;
 }
 
 /* What splits are held against: one pass over the whole batch; under microbatch weighting, where the cut is part of the
@@ -175,7 +188,7 @@ bool check_is_beyond_fp16(const struct suite *suite, double scale, struct check 
 /* Two ranks, or one where there is a single micro-batch. */
 uint32_t suite_ranks(const struct suite *suite)
 {
-    return suite->probe.sequences > suite->probe.micro ? 2 : 1;
+    return suite->probe.sequences > suite->probe.micro && !suite_is_by_ranks(suite) ? 2 : 1;
 }
 
 /* Where a gradient is nothing but noise AdamW follows the sign of the noise: such elements are left out. */

@@ -40,6 +40,7 @@ static const struct {
     [CHECK_OVERFLOW_RETRY] = {"overflow: tried again = at that S at once", CHECK_SKIPS, check_retry},
     [CHECK_SCHEDULE] = {"schedule: 2 windows are 2 steps", CHECK_SKIPS, check_schedule_counts},
     [CHECK_GROUPS] = {"groups: each by its own numbers", CHECK_OTHER, check_groups},
+    [CHECK_RUNNING_STATISTICS] = {"norm: running statistics move once", CHECK_OTHER, check_running_statistics},
     [CHECK_WINDOW_FROZEN] = {"window: parameters are frozen", CHECK_OTHER, check_frozen_window},
     [CHECK_WINDOW_COLLECTIVES] = {"window: collectives and bytes", CHECK_OTHER, check_collectives},
     [CHECK_WINDOW_MEMORY] = {"window: memory does not grow with K", CHECK_OTHER, check_memory},

@@ -54,19 +54,16 @@ static int compare_split(struct suite *suite, struct check *check, Gacc__V1__Com
     return result;
 }
 
-static int skip_by_definition(struct check *check)
-{
-    return check_skip(check, "weighting microbatch: the cut into micro-batches is part of the definition of the loss");
-}
-
 int check_accumulated(struct suite *suite, struct check *check, struct error *error)
 {
-    return suite_is_by_micro_batch(suite) ? skip_by_definition(check) : compare_split(suite, check, FP32, 1, error);
+    const char *why = suite_is_by_micro_batch(suite);
+    return why ? check_skip(check, "%s", why) : compare_split(suite, check, FP32, 1, error);
 }
 
 static int over_ranks(struct suite *suite, struct check *check, uint32_t ranks, struct error *error)
 {
     const struct variant variant = variant_split(suite, FP32, ranks);
+    if (suite_is_by_ranks(suite)) return check_skip(check, "%s", suite_is_by_micro_batch(suite));
     if (variant_micro_batches(&variant) < variant_ranks(suite, &variant))
         return check_skip(check, "%" PRIu32 " micro-batches are fewer than %" PRIu32 " ranks",
                           variant_micro_batches(&variant), variant_ranks(suite, &variant));
@@ -108,6 +105,8 @@ bool checks_rounded(struct suite *suite, struct variant *variant, const char **w
     const uint32_t sequences = suite->probe.sequences;
     *variant = variant_split(suite, BF16, 1);
     variant->micro = 1;
+    *why = suite_is_by_micro_batch(suite);
+    if (*why && suite->job->model->norm == GACC__V1__NORM__NORM_BATCH) return false; /* one sequence is no set */
     *why = "parameters and sequences are too few for rounding to tell";
     return sequences > 2 && parameters * (sequences - 2) >= ROUNDED_LEAST;
 }

@@ -1,7 +1,7 @@
 /*
  * What the checks are made of, for the files that are the checks: checks.c (the table), checks_gradients.c,
- * checks_steps.c, checks_groups.c, checks_scale.c (loss scale, clip, overflow), checks_window.c, and check_tools.c (how
- * they judge, and with what yardsticks).
+ * checks_steps.c, checks_groups.c, checks_norms.c, checks_scale.c (loss scale, clip, overflow), checks_window.c, and
+ * check_tools.c (how they judge, and with what yardsticks).
  */
 #ifndef GACC_CHECKS_INTERNAL_H
 #define GACC_CHECKS_INTERNAL_H
@@ -65,6 +65,7 @@ check_function check_step_after_overflow;
 check_function check_retry;
 check_function check_schedule_counts;
 check_function check_groups;
+check_function check_running_statistics;
 check_function check_frozen_window;
 check_function check_collectives;
 check_function check_memory;
@@ -91,7 +92,10 @@ bool is_near(double a, double b, double relative);
 /* As suite_trial; all steps from `first` on (0: all) must be applied. */
 const struct trial *suite_applied(struct suite *suite, const struct variant *variant, uint64_t first,
                                   struct error *error);
-bool suite_is_by_micro_batch(const struct suite *suite);
+/* NULL, or why the cut into micro-batches is part of the job's definition. */
+const char *suite_is_by_micro_batch(const struct suite *suite);
+/* What a micro-batch gives depends on those of the other ranks. */
+bool suite_is_by_ranks(const struct suite *suite);
 /* Two ranks, or one where there is a single micro-batch. */
 uint32_t suite_ranks(const struct suite *suite);
 /* What splits are held against: one pass over the whole batch; under microbatch weighting, where the cut is part of the

@@ -1,9 +1,11 @@
 #include "daemon/verify/definition.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "worker/data/data.h"
 #include "worker/model.h"
+#include "worker/statistics.h"
 
 /* One sequence at a time. */
 struct reader {
@@ -13,8 +15,22 @@ struct reader {
     struct data *data;
     struct micro_batch *batch;
     struct activations *activations;
+    struct statistics *statistics; /* NULL: the model has no norm that goes by running ones */
     struct kernels *kernels;
 };
+
+static int open_running(struct reader *reader, struct error *error)
+{
+    if (reader->model->set_count == 0) return 0;
+    int result = statistics_open(&reader->statistics, reader->model, 1, error);
+    for (size_t i = 0; i < reader->model->set_count && !result; i++) {
+        const struct stage_statistics *stage = &reader->statistics->stages[i];
+        const size_t bytes = stage->channels * sizeof *stage->running;
+        memcpy(stage->running, reader->parameters + stage->running_mean->begin, bytes);
+        memcpy(stage->running + stage->channels, reader->parameters + stage->running_variance->begin, bytes);
+    }
+    return result;
+}
 
 static int open_reader(struct reader *reader, struct error *error)
 {
@@ -23,6 +39,7 @@ static int open_reader(struct reader *reader, struct error *error)
     int result = model_open(&reader->model, reader->job->model, DTYPE_FP64, error);
     if (!result) result = data_open(&reader->data, reader->job->data, 't', &shape, error);
     if (!result) result = micro_batch_open(&reader->batch, &shape, 1, error);
+    if (!result) result = open_running(reader, error);
     if (result) return result;
     reader->kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
     if (!reader->kernels) return error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
@@ -32,6 +49,7 @@ static int open_reader(struct reader *reader, struct error *error)
 static void close_reader(struct reader *reader)
 {
     activations_close(reader->activations);
+    statistics_close(reader->statistics);
     kernels_close(reader->kernels);
     micro_batch_close(reader->batch);
     data_close(reader->data);
@@ -55,7 +73,9 @@ static int read_sequence(struct reader *reader, uint32_t position, double *loss,
                         .parameters = reader->parameters,
                         .batch = batch,
                         .feed = feed_of(batch, batch->block),
-                        .loss_sum = loss};
+                        .loss_sum = loss,
+                        .statistics = reader->statistics,
+                        .is_by_running = true};
     pass.feed.dropout_key = NULL;
     model_forward(reader->model, &pass, reader->activations);
     return 0;

@@ -135,8 +135,8 @@ static int open_sight(struct rank *rank, struct error *error)
     if (!result) result = memory_new(&rank->before, view.kept, wide_size, "a copy of the parameters", error);
     if (!result) result = memory_new(&rank->after, view.kept, wide_size, "a copy of the parameters", error);
     if (!result) result = memory_new(&rank->whole, all, wide_size, "the gathered gradient", error);
-    double **results[] = {&rank->trial.gradient, &rank->trial.before, &rank->trial.after};
-    for (size_t i = 0; i < 3 && rank->keeps && !result; i++) {
+    double **results[] = {&rank->trial.gradient, &rank->trial.before, &rank->trial.after, &rank->trial.running};
+    for (size_t i = 0; i < sizeof results / sizeof *results && rank->keeps && !result; i++) {
         void *values;
         result = memory_new(&values, all, sizeof(double), "a trial's result", error);
         *results[i] = values;
@@ -216,6 +216,22 @@ static int gather_sightings(struct rank *rank, struct error *error)
     return comm_broadcast(rank->talk, &trial->memory, sizeof trial->memory, 0, error);
 }
 
+/* They are no parameters: no optimizer moves them. */
+static int set_running_apart(struct rank *rank, struct error *error)
+{
+    struct session_view view;
+    struct trial *trial = &rank->trial;
+    int result = session_look(rank->session, &view, error);
+    for (size_t i = 0; rank->keeps && !result && i < view.table->count; i++) {
+        const struct tensor *tensor = &view.table->tensors[i];
+        if (!tensor->statistic) continue;
+        const size_t bytes = tensor->size * sizeof(double);
+        memcpy(trial->running + tensor->begin, trial->after + tensor->begin, bytes);
+        memcpy(trial->after + tensor->begin, trial->before + tensor->begin, bytes);
+    }
+    return result;
+}
+
 static int gather_all(struct rank *rank, struct error *error)
 {
     struct trial *trial = &rank->trial;
@@ -224,7 +240,7 @@ static int gather_all(struct rank *rank, struct error *error)
     if (!result) result = gather(rank, rank->gradient, rank->scale, trial->gradient, error);
     if (!result) result = gather(rank, rank->before, 1, trial->before, error);
     if (!result) result = gather(rank, rank->after, 1, trial->after, error);
-    return result;
+    return result ? result : set_running_apart(rank, error);
 }
 
 /* --- one rank ------------------------------------------------------------------------------------------------ */
@@ -387,5 +403,6 @@ void trial_free(struct trial *trial)
     free(trial->gradient);
     free(trial->before);
     free(trial->after);
+    free(trial->running);
     *trial = (struct trial){0};
 }

@@ -64,7 +64,8 @@ struct trial {
     double *gradient;             /* [P] of the first attempt: reduced over the ranks, divided by the S of its window;
                                      0 where frozen */
     double *before;               /* [P] master parameters */
-    double *after;                /* [P] master parameters after the last attempt */
+    double *after;                /* [P] master parameters after the last attempt; running statistics as before */
+    double *running;              /* [P] running statistics after the last attempt; 0 elsewhere */
     struct session_memory memory; /* of rank 0 */
 };
 

@@ -22,6 +22,16 @@
 #define cpu_embedding_backward INSTANCE(cpu_embedding_backward)
 #define cpu_layernorm_forward INSTANCE(cpu_layernorm_forward)
 #define cpu_layernorm_backward INSTANCE(cpu_layernorm_backward)
+#define cpu_groupnorm_forward INSTANCE(cpu_groupnorm_forward)
+#define cpu_groupnorm_backward INSTANCE(cpu_groupnorm_backward)
+#define cpu_batchnorm_moments INSTANCE(cpu_batchnorm_moments)
+#define cpu_batchnorm_forward INSTANCE(cpu_batchnorm_forward)
+#define cpu_batchnorm_sums INSTANCE(cpu_batchnorm_sums)
+#define cpu_batchnorm_backward INSTANCE(cpu_batchnorm_backward)
+#define cpu_patches_forward INSTANCE(cpu_patches_forward)
+#define cpu_patches_backward INSTANCE(cpu_patches_backward)
+#define cpu_pool_forward INSTANCE(cpu_pool_forward)
+#define cpu_pool_backward INSTANCE(cpu_pool_backward)
 #define cpu_attention_forward INSTANCE(cpu_attention_forward)
 #define cpu_attention_backward INSTANCE(cpu_attention_backward)
 #define cpu_cross_entropy INSTANCE(cpu_cross_entropy)
@@ -46,6 +56,16 @@ CPU_KERNEL(embedding_forward);
 CPU_KERNEL(embedding_backward);
 CPU_KERNEL(layernorm_forward);
 CPU_KERNEL(layernorm_backward);
+CPU_KERNEL(groupnorm_forward);
+CPU_KERNEL(groupnorm_backward);
+CPU_KERNEL(batchnorm_moments);
+CPU_KERNEL(batchnorm_forward);
+CPU_KERNEL(batchnorm_sums);
+CPU_KERNEL(batchnorm_backward);
+CPU_KERNEL(patches_forward);
+CPU_KERNEL(patches_backward);
+CPU_KERNEL(pool_forward);
+CPU_KERNEL(pool_backward);
 CPU_KERNEL(attention_forward);
 CPU_KERNEL(attention_backward);
 CPU_KERNEL(cross_entropy);

@@ -7,8 +7,6 @@
 #include "kernels/cpu/element.h"
 #include "kernels/cpu/instance.h"
 
-#define LAYERNORM_EPS ((real)1e-5)
-
 struct moments {
     real mean, rstd;
 };
@@ -78,7 +76,7 @@ static void moments_abreast(const element *const rows[ABREAST], size_t width, st
     }
     const real squares[ABREAST] = {a, b, c, d};
     for (size_t r = 0; r < ABREAST; r++)
-        moments[r] = (struct moments){mean[r], 1 / sqrt_real(squares[r] / (real)width + LAYERNORM_EPS)};
+        moments[r] = (struct moments){mean[r], 1 / sqrt_real(squares[r] / (real)width + (real)NORM_EPS)};
 }
 
 static void normalise_row(element *y, const element *x, struct moments m, const element *weight, const element *bias,

@@ -181,15 +181,13 @@ static void embedding_backward(struct kernels *kernels, wide *dwte_, wide *dwpe_
 
 /* --- LayerNorm: Ba, Kiros and Hinton 2016; y = (x − mean)·rstd·weight + bias ------------------------------------- */
 
-#define LAYERNORM_EPS 1e-5
-
 static void layernorm_row(double *y, double *mean_out, double *rstd_out, const double *x, const double *weight,
                           const double *bias, size_t width)
 {
     double mean = 0, variance = 0;
     for (size_t c = 0; c < width; c++) mean += x[c] / (double)width;
     for (size_t c = 0; c < width; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)width;
-    const double rstd = 1 / sqrt(variance + LAYERNORM_EPS);
+    const double rstd = 1 / sqrt(variance + NORM_EPS);
     for (size_t c = 0; c < width; c++) y[c] = (x[c] - mean) * rstd * weight[c] + (bias ? bias[c] : 0);
     *mean_out = mean;
     *rstd_out = rstd;
@@ -396,6 +394,16 @@ static const struct kernel_table reference_table = {
     .embedding_backward = embedding_backward,
     .layernorm_forward = layernorm_forward,
     .layernorm_backward = layernorm_backward,
+    .groupnorm_forward = reference_groupnorm_forward,
+    .groupnorm_backward = reference_groupnorm_backward,
+    .batchnorm_moments = reference_batchnorm_moments,
+    .batchnorm_forward = reference_batchnorm_forward,
+    .batchnorm_sums = reference_batchnorm_sums,
+    .batchnorm_backward = reference_batchnorm_backward,
+    .patches_forward = reference_patches_forward,
+    .patches_backward = reference_patches_backward,
+    .pool_forward = reference_pool_forward,
+    .pool_backward = reference_pool_backward,
     .attention_forward = reference_attention_forward,
     .attention_backward = reference_attention_backward,
     .cross_entropy = cross_entropy,

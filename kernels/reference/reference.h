@@ -10,4 +10,27 @@ void reference_attention_backward(struct kernels *, compute *dqkv, const compute
                                   const wide *lse, const compute *qkv, const struct dropout *dropout,
                                   struct attention_shape shape);
 
+void reference_groupnorm_forward(struct kernels *, compute *y, wide *mean, wide *rstd, const compute *x,
+                                 const compute *weight, const compute *bias, struct norm_shape shape);
+void reference_groupnorm_backward(struct kernels *, compute *dx, wide *dweight, wide *dbias, const compute *dy,
+                                  const compute *x, const wide *mean, const wide *rstd, const compute *weight,
+                                  struct norm_shape shape);
+void reference_batchnorm_moments(struct kernels *, double *moments, const compute *x, const double *row_weight,
+                                 struct norm_shape shape);
+void reference_batchnorm_forward(struct kernels *, compute *y, const compute *x, const wide *mean, const wide *rstd,
+                                 const compute *weight, const compute *bias, struct norm_shape shape);
+void reference_batchnorm_sums(struct kernels *, double *sums, wide *dweight, wide *dbias, const compute *dy,
+                              const compute *x, const wide *mean, const wide *rstd, const double *row_weight,
+                              struct norm_shape shape);
+void reference_batchnorm_backward(struct kernels *, compute *dx, const compute *dy, const compute *x, const wide *mean,
+                                  const wide *rstd, const compute *weight, const double *sums, double count,
+                                  const double *row_weight, struct norm_shape shape);
+
+void reference_patches_forward(struct kernels *, compute *out, const compute *x, struct image_shape shape);
+void reference_patches_backward(struct kernels *, compute *dx, const compute *dout, struct image_shape shape);
+void reference_pool_forward(struct kernels *, compute *y, const compute *x, enum pooling pooling,
+                            struct image_shape shape);
+void reference_pool_backward(struct kernels *, compute *dx, const compute *dy, const compute *x, enum pooling pooling,
+                             struct image_shape shape);
+
 #endif

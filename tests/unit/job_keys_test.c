@@ -63,6 +63,18 @@ static const char *const jobs[] = {
     "optimizer: {lr: 0.1}\n",
 
     "job: {steps: 1}\n"
+    "model: {type: mlp, inputs: 3, hidden: [4, 6], outputs: 2, norm: group, norm_groups: 2}\n"
+    "data: {format: csv, train: \"${DATA}\"}\n"
+    "batch: {global: 4, micro: 4}\n"
+    "optimizer: {lr: 0.1}\n",
+
+    "job: {steps: 1}\n"
+    "model: {type: mlp, inputs: 3, hidden: [4], outputs: 2, norm: batch, norm_stats: window, norm_momentum: 0.2}\n"
+    "data: {format: csv, train: \"${DATA}\"}\n"
+    "batch: {global: 4, micro: 1}\n"
+    "optimizer: {lr: 0.1}\n",
+
+    "job: {steps: 1}\n"
     "model: {type: linear, inputs: 3, bias: false, init: {file: \"${DATA}\"}}\n"
     "data: {format: csv, train: \"${DATA}\"}\n"
     "batch: {global: 4, micro: 4}\n"

@@ -250,7 +250,8 @@ static void header_eval_event_end_and_result_say_what_they_hold(void **unused)
         "{\"match\":\"*.bias\",\"tensors\":3,\"parameters\":345,\"lr\":null,\"weight_decay\":null,\"frozen\":true},"
         "{\"match\":null,\"tensors\":4,\"parameters\":12000,\"lr\":0.125,\"weight_decay\":0.1,\"frozen\":false}],"
         "\"device\":\"cpu\","
-        "\"memory\":{\"parameters\":1,\"gradients\":2,\"shard\":3,\"moments\":4,\"activations\":5,\"data\":6},"
+        "\"memory\":{\"parameters\":1,\"gradients\":2,\"shard\":3,\"moments\":4,\"activations\":5,\"data\":6,"
+        "\"window\":0},"
         "\"versions\":[\"openblas 0.3.21\"],"
         "\"resumed_from\":null}");
     const struct step_counters from = {

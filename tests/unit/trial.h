@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "worker/model.h"
+#include "worker/statistics.h"
 
 typedef struct kernels *(*kernels_opener)(const struct kernels_options *);
 
@@ -25,6 +25,8 @@ struct trial {
     struct data_shape shape;
     struct micro_batch *batch;
     struct activations *activations;
+    struct statistics *statistics; /* NULL: the model has no sets */
+    bool is_by_running;
     double *parameters; /* as double; what the kernels see is rounded from them at every pass */
     compute *rounded;
     wide *gradients;
@@ -57,6 +59,7 @@ static inline struct trial trial_open(kernels_opener open, enum dtype type, cons
     data_shape_of(spec, &trial.shape);
     assert_int_equal(micro_batch_open(&trial.batch, &trial.shape, rows, &error), 0);
     assert_int_equal(activations_open(&trial.activations, trial.model, trial.kernels, rows, true, &error), 0);
+    if (trial.model->set_count > 0) assert_int_equal(statistics_open(&trial.statistics, trial.model, 1, &error), 0);
     size_t wide_size = dtype_size(dtype_wide(type)), n = trial_parameters(&trial);
     trial.parameters = calloc(n, sizeof *trial.parameters);
     trial.rounded = calloc(n, dtype_size(type));
@@ -72,6 +75,7 @@ static inline struct trial trial_open(kernels_opener open, enum dtype type, cons
 static inline void trial_close(struct trial *trial)
 {
     activations_close(trial->activations);
+    statistics_close(trial->statistics);
     micro_batch_close(trial->batch);
     model_close(trial->model);
     kernels_close(trial->kernels);
@@ -142,7 +146,9 @@ static inline void trial_pass(struct trial *trial, double averaging, uint64_t at
                         .batch = trial->batch,
                         .feed = feed_of(trial->batch, trial->batch->block),
                         .averaging = (long double)averaging,
-                        .loss_sum = &trial->loss};
+                        .loss_sum = &trial->loss,
+                        .statistics = trial->statistics,
+                        .is_by_running = trial->is_by_running};
     if (attempt == 0) pass.feed.dropout_key = NULL;
     model_forward(trial->model, &pass, trial->activations);
     if (averaging != 0) model_backward(trial->model, &pass, trial->activations);
@@ -175,7 +181,7 @@ static inline void trial_check_gradient(struct trial *trial, uint64_t attempt, d
             largest = fmax(largest, fabs(trial_gradient(trial, i)));
             worst = fmax(worst, fabs(difference - trial_gradient(trial, i)));
         }
-        if (!(worst <= tolerance * largest))
+        if (!(worst <= tolerance * fmax(largest, 1e-6)))
             fail_msg("%s: off by %g where the largest is %g", tensor->name, worst, largest);
     }
 }

@@ -1,20 +1,20 @@
 /*
  * mlp: a chain of layers y = activate(norm(x·Wᵀ + b)) with a loss after the last, which has neither norm nor
  * activation. linear is the same chain with no hidden layer and one output. Weights are [out, in] and start, like the
- * biases, uniform in ±1/√in, as PyTorch's Linear does.
+ * biases, uniform in ±1/√in, as PyTorch's Linear does. With a norm, it and the activation are stages of their own.
  *
- *   layers.I.weight [out, in], layers.I.bias [out]; norms.I.weight, norms.I.bias [out] after hidden layer I; bias:
- * false leaves out all biases, those of the norms too. linear: weight [1, inputs], bias [1].
+ *   layers.I.weight [out, in], layers.I.bias [out]; norms.I.… [out] after hidden layer I (models/norm.c); bias: false
+ * leaves out all biases, those of the norms too. linear: weight [1, inputs], bias [1].
  */
 #include <math.h>
 #include <stdio.h>
 
 #include "worker/models/linear.h"
+#include "worker/models/norm.h"
 
 struct layer {
     size_t in, out;
     struct linear linear;
-    const struct tensor *norm_weight, *norm_bias; /* NULL: it has none */
     enum activation activation;
     bool first, last;
 };
@@ -22,22 +22,17 @@ struct layer {
 /* For one micro-batch of `rows`. */
 struct layer_saved {
     compute *x;      /* [rows, in] the data, rounded; first layer only */
-    compute *linear; /* [rows, out] x·Wᵀ + b; the last layer's prediction, then its gradient */
-    compute *normed; /* [rows, out] with a norm only, as are mean and rstd [rows] */
-    wide *mean, *rstd;
+    compute *linear; /* [rows, out] x·Wᵀ + b before an activation; the last layer's prediction, then its gradient */
 };
 
 static size_t lay_out(const struct stage *stage, size_t rows, struct layer_saved *saved, void *base)
 {
     const struct layer *layer = stage->parameters;
     size_t element = dtype_size(stage->model->compute_type);
-    size_t statistics = layer->norm_weight ? rows * dtype_size(dtype_wide(stage->model->compute_type)) : 0;
     struct carver carver = {.base = (uintptr_t)base};
     saved->x = carve(&carver, layer->first ? rows * layer->in * element : 0);
-    saved->linear = carve(&carver, rows * layer->out * element);
-    saved->normed = carve(&carver, layer->norm_weight ? rows * layer->out * element : 0);
-    saved->mean = carve(&carver, statistics);
-    saved->rstd = carve(&carver, statistics);
+    bool keeps = layer->last || layer->activation != ACTIVATE_NONE;
+    saved->linear = carve(&carver, keeps ? rows * layer->out * element : 0);
     return carver.used;
 }
 
@@ -108,13 +103,6 @@ static void layer_forward(const struct stage *stage, struct pass *pass, const co
     if (layer->last) {
         linear_forward(pass, &layer->linear, saved.linear, NULL, in, rows, ACTIVATE_NONE, scratch.linear);
         take_loss(stage, pass, saved.linear);
-    } else if (layer->norm_weight) {
-        bool activates = layer->activation != ACTIVATE_NONE;
-        linear_forward(pass, &layer->linear, saved.linear, NULL, in, rows, ACTIVATE_NONE, scratch.linear);
-        k->layernorm_forward(pass->kernels, activates ? saved.normed : out, NULL, saved.mean, saved.rstd, saved.linear,
-                             NULL, tensor_parameters(pass, layer->norm_weight),
-                             tensor_parameters(pass, layer->norm_bias), rows, layer->out);
-        if (activates) k->activation_forward(pass->kernels, out, saved.normed, layer->activation, rows * layer->out);
     } else {
         linear_forward(pass, &layer->linear, out, saved.linear, in, rows, layer->activation, scratch.linear);
     }
@@ -132,15 +120,9 @@ static void layer_backward(const struct stage *stage, struct pass *pass, compute
     lay_out_scratch(stage, rows, &scratch, scratch_memory);
     const compute *gradient = layer->last ? saved.linear : dout;
     if (layer->activation != ACTIVATE_NONE) {
-        k->activation_backward(pass->kernels, scratch.gradient, gradient,
-                               layer->norm_weight ? saved.normed : saved.linear, layer->activation, rows * layer->out);
+        k->activation_backward(pass->kernels, scratch.gradient, gradient, saved.linear, layer->activation,
+                               rows * layer->out);
         gradient = scratch.gradient;
-    }
-    if (layer->norm_weight) { /* what the norm gave is not needed any more: its memory takes the gradient */
-        k->layernorm_backward(pass->kernels, saved.normed, NULL, tensor_gradient(pass, layer->norm_weight),
-                              tensor_gradient(pass, layer->norm_bias), gradient, saved.linear, saved.mean, saved.rstd,
-                              tensor_parameters(pass, layer->norm_weight), rows, layer->out);
-        gradient = saved.normed;
     }
     linear_backward(pass, &layer->linear, din, gradient, layer->first ? saved.x : (compute *)(uintptr_t)in, rows,
                     ACTIVATE_NONE, scratch.linear);
@@ -176,36 +158,38 @@ static void add_linear(struct model *model, struct layer *layer, const char *pre
     linear_offer(&layer->linear, model);
 }
 
-static void add_norm(struct model *model, struct layer *layer, unsigned index)
-{
-    layer->norm_weight =
-        table_add(&model->table, (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_ONES},
-                  "norms.%u.weight", index);
-    if (model->spec->bias)
-        layer->norm_bias =
-            table_add(&model->table, (struct tensor){.dimensions = 1, .shape = {layer->out}, .init = TENSOR_ZEROS},
-                      "norms.%u.bias", index);
-}
+/* A layer and what follows it. */
+struct link {
+    struct layer layer;
+    struct norm norm;
+    struct activated activated;
+};
 
 int mlp_build(struct model *model, struct error *error)
 {
     const Gacc__V1__ModelSection *spec = model->spec;
     unsigned count = (unsigned)spec->n_hidden + 1;
-    int rc = model_reserve(model, (size_t)count * 4, count, count, count * sizeof(struct layer), error);
+    int rc = model_reserve(model, (size_t)count * (2 + NORM_TENSORS), count, (size_t)count * 3,
+                           count * sizeof(struct link), error);
     if (rc < 0) return rc;
-    struct layer *layers = model->own;
+    struct link *links = model->own;
     for (unsigned i = 0; i < count; i++) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, "layers.%u.", i);
-        bool last = i == count - 1;
-        layers[i] = (struct layer){.in = i == 0 ? spec->inputs : spec->hidden[i - 1],
-                                   .out = last ? spec->outputs : spec->hidden[i],
-                                   .activation = last ? ACTIVATE_NONE : activation_of(spec->activation),
-                                   .first = i == 0,
-                                   .last = last};
-        add_linear(model, &layers[i], prefix);
-        if (!last && spec->norm == GACC__V1__NORM__NORM_LAYER) add_norm(model, &layers[i], i);
-        model_add_stage(model, &layer_class, i, &layers[i]);
+        const bool last = i == count - 1, normed = !last && spec->norm != GACC__V1__NORM__NORM_NONE;
+        const size_t out = last ? spec->outputs : spec->hidden[i];
+        const enum activation activation = last ? ACTIVATE_NONE : activation_of(spec->activation);
+        links[i].layer = (struct layer){.in = i == 0 ? spec->inputs : spec->hidden[i - 1],
+                                        .out = out,
+                                        .activation = normed ? ACTIVATE_NONE : activation,
+                                        .first = i == 0,
+                                        .last = last};
+        add_linear(model, &links[i].layer, prefix);
+        model_add_stage(model, &layer_class, i, &links[i].layer);
+        if (!normed) continue;
+        norm_add(model, &links[i].norm, i, 1, out);
+        links[i].activated = (struct activated){activation, out};
+        activation_add(model, &links[i].activated, i);
     }
     return 0;
 }

@@ -25,6 +25,13 @@ void model_add_stage(struct model *model, const struct stage_class *class, unsig
 
 enum activation activation_of(Gacc__V1__Activation activation);
 
+struct activated {
+    enum activation activation;
+    size_t width; /* elements of a row */
+};
+/* The stage; none for ACTIVATE_NONE. *activated is the model's memory. */
+void activation_add(struct model *model, struct activated *activated, unsigned index);
+
 /* A tensor's part of the flat buffers; NULL for a tensor that the model does not have (a bias). */
 static inline const compute *tensor_parameters(const struct pass *pass, const struct tensor *tensor)
 {

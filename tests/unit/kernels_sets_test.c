@@ -1,0 +1,225 @@
+/* Norms over groups and over sets of rows, patches of images and pooling: every instance against the reference. */
+#include "tests/unit/kernels_support.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static void release(struct array *arrays, size_t count)
+{
+    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+enum { X, DY, Y, DX, WEIGHT, BIAS, MEAN, RSTD, DWEIGHT, DBIAS, ARRAYS };
+
+static void open_arrays(struct instance *t, struct array arrays[ARRAYS], struct norm_shape s, size_t sets)
+{
+    const size_t n = s.rows * s.positions * s.channels;
+    uint64_t seed = n + s.groups;
+    arrays[X] = array_random(t->type, n, 1, 2, &seed);
+    arrays[DY] = array_random(t->type, n, 0, 1, &seed);
+    arrays[Y] = array_new(t->type, n);
+    arrays[DX] = array_new(t->type, n);
+    arrays[WEIGHT] = array_random(t->type, s.channels, 1, 0.5, &seed);
+    arrays[BIAS] = array_random(t->type, s.channels, 0, 1, &seed);
+    arrays[MEAN] = array_new(t->wide, sets);
+    arrays[RSTD] = array_new(t->wide, sets);
+    arrays[DWEIGHT] = array_random(t->wide, s.channels, 0, 1, &seed);
+    arrays[DBIAS] = array_random(t->wide, s.channels, 0, 1, &seed);
+}
+
+static void groupnorm_case(struct instance *t, struct norm_shape s)
+{
+    struct array a[ARRAYS];
+    char what[200];
+    const double unit = t->wide_unit, items = (double)(s.rows * s.positions);
+    open_arrays(t, a, s, s.rows * s.groups);
+    DESCRIBE(what, t, "groupnorm %zu×%zu×%zu in %zu", s.rows, s.positions, s.channels, s.groups);
+    t->table->groupnorm_forward(t->kernels, a[Y].data, a[MEAN].data, a[RSTD].data, a[X].data, a[WEIGHT].data,
+                                a[BIAS].data, s);
+    t->reference_table->groupnorm_forward(t->reference, a[Y].exact, a[MEAN].exact, a[RSTD].exact, a[X].exact,
+                                          a[WEIGHT].exact, a[BIAS].exact, s);
+    const double steep = s.channels / s.groups * s.positions < 3 ? 2000 : 40;
+    array_check(what, &a[MEAN], 0, 80 * unit);
+    array_check(what, &a[Y], t->unit, steep * 40 * unit);
+    t->table->groupnorm_backward(t->kernels, a[DX].data, a[DWEIGHT].data, a[DBIAS].data, a[DY].data, a[X].data,
+                                 a[MEAN].data, a[RSTD].data, a[WEIGHT].data, s);
+    for (size_t i = 0; i < s.rows * s.groups; i++) {
+        a[MEAN].exact[i] = element_get(t->wide, a[MEAN].data, i);
+        a[RSTD].exact[i] = element_get(t->wide, a[RSTD].data, i);
+    }
+    t->reference_table->groupnorm_backward(t->reference, a[DX].exact, a[DWEIGHT].exact, a[DBIAS].exact, a[DY].exact,
+                                           a[X].exact, a[MEAN].exact, a[RSTD].exact, a[WEIGHT].exact, s);
+    array_check(what, &a[DX], t->unit, steep * 40 * unit);
+    array_check(what, &a[DWEIGHT], unit, unit * (items * items + 10) * 4);
+    array_check(what, &a[DBIAS], unit, unit * (items * items + 10));
+    release(a, ARRAYS);
+}
+
+static void groupnorm_shapes(struct instance *t)
+{
+    static const struct norm_shape shapes[] = {
+        {3, 1, 8, 2}, {2, 9, 12, 3}, {5, 4, 1, 1}, {2, 1, 1200, 2}, {0, 1, 4, 2}};
+    for (size_t i = 0; i < COUNT(shapes); i++) groupnorm_case(t, shapes[i]);
+}
+
+static void groupnorm_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(groupnorm_shapes);
+}
+
+/* [2][channels] */
+static void sums_check(const char *what, const double *got, const double *want, size_t channels, double allowed)
+{
+    for (size_t i = 0; i < 2 * channels; i++)
+        if (!(fabs(got[i] - want[i]) <= allowed * (1 + fabs(want[i]))))
+            fail_msg("%s: sum %zu is %.17g, not %.17g", what, i, got[i], want[i]);
+}
+
+static void batchnorm_case(struct instance *t, struct norm_shape s, bool masked)
+{
+    struct array a[ARRAYS];
+    char what[200];
+    const double unit = t->wide_unit, items = (double)(s.rows * s.positions);
+    double *row_weight = calloc(s.rows + 1, sizeof *row_weight), *sums[2];
+    double there = 0;
+    for (size_t i = 0; i < 2; i++) sums[i] = calloc(2 * s.channels, sizeof **sums);
+    for (size_t row = 0; row < s.rows; row++) there += row_weight[row] = masked && row % 3 == 1 ? 0 : 0.5;
+    const double count = 2 * there * (double)s.positions, *weight = masked ? row_weight : NULL;
+    open_arrays(t, a, s, s.channels);
+    DESCRIBE(what, t, "batchnorm %zu×%zu×%zu masked %d", s.rows, s.positions, s.channels, masked);
+    t->table->batchnorm_moments(t->kernels, sums[0], a[X].data, weight, s);
+    t->reference_table->batchnorm_moments(t->reference, sums[1], a[X].exact, weight, s);
+    sums_check(what, sums[0], sums[1], s.channels, 1e-13 * (items + 1));
+    for (size_t c = 0; c < s.channels; c++) {
+        array_set(&a[MEAN], c, sums[1][c]);
+        array_set(&a[RSTD], c, 1 / sqrt(sums[1][s.channels + c] / fmax(count, 1) + NORM_EPS));
+    }
+    t->table->batchnorm_forward(t->kernels, a[Y].data, a[X].data, a[MEAN].data, a[RSTD].data, a[WEIGHT].data,
+                                a[BIAS].data, s);
+    t->reference_table->batchnorm_forward(t->reference, a[Y].exact, a[X].exact, a[MEAN].exact, a[RSTD].exact,
+                                          a[WEIGHT].exact, a[BIAS].exact, s);
+    array_check(what, &a[Y], t->unit, 2000 * unit);
+    t->table->batchnorm_sums(t->kernels, sums[0], a[DWEIGHT].data, a[DBIAS].data, a[DY].data, a[X].data, a[MEAN].data,
+                             a[RSTD].data, weight, s);
+    t->reference_table->batchnorm_sums(t->reference, sums[1], a[DWEIGHT].exact, a[DBIAS].exact, a[DY].exact, a[X].exact,
+                                       a[MEAN].exact, a[RSTD].exact, weight, s);
+    sums_check(what, sums[0], sums[1], s.channels, 400 * unit * (items + 1));
+    array_check(what, &a[DWEIGHT], unit, 400 * unit * (items + 1));
+    array_check(what, &a[DBIAS], unit, 400 * unit * (items + 1));
+    for (int given = 0; given < 2; given++) {
+        t->table->batchnorm_backward(t->kernels, a[DX].data, a[DY].data, a[X].data, a[MEAN].data, a[RSTD].data,
+                                     a[WEIGHT].data, given ? sums[1] : NULL, count, weight, s);
+        t->reference_table->batchnorm_backward(t->reference, a[DX].exact, a[DY].exact, a[X].exact, a[MEAN].exact,
+                                               a[RSTD].exact, a[WEIGHT].exact, given ? sums[1] : NULL, count, weight,
+                                               s);
+        array_check(what, &a[DX], 2 * t->unit, 100000 * unit);
+    }
+    release(a, ARRAYS);
+    free(row_weight), free(sums[0]), free(sums[1]);
+}
+
+static void batchnorm_shapes(struct instance *t)
+{
+    static const struct norm_shape shapes[] = {{4, 1, 5, 1}, {7, 6, 3, 1}, {3, 2, 1100, 1}, {2, 1, 1, 1}};
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int masked = 0; masked < 2; masked++) batchnorm_case(t, shapes[i], masked);
+}
+
+static void batchnorm_agrees(void **state)
+{
+    (void)state;
+    for_each_instance(batchnorm_shapes);
+}
+
+/* --- images ------------------------------------------------------------------------------------------------------- */
+
+static void image_case(struct instance *t, struct image_shape s)
+{
+    const size_t places = image_places_down(&s) * image_places_across(&s);
+    const size_t n = s.rows * s.channels * s.height * s.width;
+    const size_t patches = s.rows * places * s.channels * s.window_height * s.window_width;
+    uint64_t seed = n + patches;
+    char what[200];
+    struct array a[] = {array_random(t->type, n, 0, 1, &seed), array_new(t->type, n), array_new(t->type, patches),
+                        array_random(t->type, patches, 0, 1, &seed)};
+    DESCRIBE(what, t, "patches %zu×%zu×%zu×%zu window %zu×%zu stride %zu padding %zu first %d", s.rows, s.height,
+             s.width, s.channels, s.window_height, s.window_width, s.stride, s.padding, s.channels_first);
+    t->table->patches_forward(t->kernels, a[2].data, a[0].data, s);
+    t->reference_table->patches_forward(t->reference, a[2].exact, a[0].exact, s);
+    array_check(what, &a[2], 0, 0);
+    t->table->patches_backward(t->kernels, a[1].data, a[3].data, s);
+    t->reference_table->patches_backward(t->reference, a[1].exact, a[3].exact, s);
+    array_check(what, &a[1], t->unit, 100 * t->wide_unit);
+    release(a, COUNT(a));
+}
+
+static void pool_case(struct instance *t, struct image_shape s)
+{
+    const size_t n = s.rows * s.channels * s.height * s.width;
+    const size_t m = s.rows * s.channels * image_places_down(&s) * image_places_across(&s);
+    uint64_t seed = n;
+    char what[200];
+    struct array a[] = {array_random(t->type, n, 0, 1, &seed), array_new(t->type, n), array_new(t->type, m),
+                        array_random(t->type, m, 0, 1, &seed)};
+    for (int pooling = POOL_MAX; pooling <= POOL_AVERAGE; pooling++) {
+        DESCRIBE(what, t, "pool %d %zu×%zu×%zu×%zu window %zu", pooling, s.rows, s.height, s.width, s.channels,
+                 s.window_height);
+        t->table->pool_forward(t->kernels, a[2].data, a[0].data, (enum pooling)pooling, s);
+        t->reference_table->pool_forward(t->reference, a[2].exact, a[0].exact, (enum pooling)pooling, s);
+        array_check(what, &a[2], t->unit, 10 * t->wide_unit);
+        t->table->pool_backward(t->kernels, a[1].data, a[3].data, a[0].data, (enum pooling)pooling, s);
+        t->reference_table->pool_backward(t->reference, a[1].exact, a[3].exact, a[0].exact, (enum pooling)pooling, s);
+        array_check(what, &a[1], t->unit, 10 * t->wide_unit);
+    }
+    release(a, COUNT(a));
+}
+
+static void image_shapes(struct instance *t)
+{
+    static const struct image_shape shapes[] = {{2, 3, 5, 4, 3, 3, 1, 1, false},
+                                                {2, 3, 5, 4, 3, 3, 1, 1, true},
+                                                {1, 1, 6, 6, 2, 3, 2, 0, true},
+                                                {3, 4, 3, 3, 3, 3, 1, 0, false},
+                                                {2, 2, 7, 7, 5, 5, 1, 2, false}};
+    static const struct image_shape pools[] = {{2, 3, 5, 4, 2, 2, 2, 0, false}, {1, 5, 6, 6, 3, 3, 3, 0, false}};
+    for (size_t i = 0; i < COUNT(shapes); i++) image_case(t, shapes[i]);
+    for (size_t i = 0; i < COUNT(pools); i++) pool_case(t, pools[i]);
+}
+
+static void images_agree(void **state)
+{
+    (void)state;
+    for_each_instance(image_shapes);
+}
+
+/* An image of 1 … 9 under a window of 2 with a border: the first patch has the corner's 1 alone. */
+static void patches_by_hand(void **state)
+{
+    (void)state;
+    const struct image_shape s = {1, 1, 3, 3, 2, 2, 1, 1, true};
+    const double image[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    double patches[16 * 4], back[9], ones[16 * 4];
+    struct kernels *reference =
+        kernels_open_reference(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
+    reference->table->patches_forward(reference, patches, image, s);
+    const double first[] = {0, 0, 0, 1}, sixth[] = {1, 2, 4, 5};
+    assert_memory_equal(patches, first, sizeof first);
+    assert_memory_equal(patches + 5 * 4, sixth, sizeof sixth);
+    for (size_t i = 0; i < COUNT(ones); i++) ones[i] = 1;
+    reference->table->patches_backward(reference, back, ones, s);
+    for (size_t i = 0; i < 9; i++) assert_true(back[i] == 4); /* every element is under four windows */
+    kernels_close(reference);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groupnorm_agrees),
+        cmocka_unit_test(batchnorm_agrees),
+        cmocka_unit_test(images_agree),
+        cmocka_unit_test(patches_by_hand),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
