@@ -76,7 +76,7 @@ static void state(struct control *control, uint64_t step, Gacc__V1__State state,
     (void)control;
     (void)step;
     (void)micro_batch;
-    if (state > GACC__V1__STATE__STATE_FINISHED) abort();
+    if (!protobuf_c_enum_descriptor_get_value(&gacc__v1__state__descriptor, (int)state)) abort();
 }
 
 static int finished(struct control *control, const Gacc__V1__Finished *finished, Gacc__V1__Farewell **farewell,
