@@ -45,11 +45,6 @@ static bool is_frozen(const Gacc__V1__JobSpec *job, const struct tensor *tensor,
     return group && group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, steps);
 }
 
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps, bool *frozen)
-{
-    for (size_t i = 0; i < table->count; i++) frozen[i] = is_frozen(job, &table->tensors[i], steps);
-}
-
 /* The next number of applied steps above `steps` at which a group is frozen or trained; UINT64_MAX: none. */
 static uint64_t next_change(const Gacc__V1__JobSpec *job, uint64_t steps)
 {
@@ -247,7 +242,7 @@ static int assign(struct layout *layout, struct model *model, const Gacc__V1__Jo
     }
     int result = check_trained(table, job, error);
     if (result) return result;
-    layout_find_frozen(table, job, steps, frozen);
+    for (size_t i = 0; i < table->count; i++) frozen[i] = is_frozen(job, &table->tensors[i], steps);
     model_freeze(model, frozen);
     return 0;
 }

@@ -60,8 +60,6 @@ struct place layout_place(const Gacc__V1__JobSpec *job, const struct tensor *ten
 /* What lr, of an optimizer or a group, is to the first optimizer's, which follows the schedule; `set`: the lr_ratio
  * that was set while the job ran. */
 double layout_lr_ratio(const Gacc__V1__JobSpec *job, double lr, double set);
-/* Which rows of the table such a job freezes in the step that follows so many applied ones: frozen [table->count]. */
-void layout_find_frozen(const struct tensor_table *table, const Gacc__V1__JobSpec *job, uint64_t steps, bool *frozen);
 
 /* Where the moments of a run of parameters begin in the rank's moment buffers, which hold those alone that an optimizer
  * needs; NO_MOMENT where it needs none. */

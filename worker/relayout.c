@@ -1,11 +1,13 @@
 /*
- * Another set of tensors is trained from this step on: state out, new layout, state in. What was trained and stays so
- * keeps its moments and their age; what is trained now begins with moments at zero; what is frozen now loses them. All
- * ranks do it together, between two steps.
+ * Another set of tensors is trained from this step on, by schedule or because it was set: state out, new layout, state
+ * in. What was trained and stays so keeps its moments and their age; what is trained now begins with moments at zero;
+ * what is frozen now loses them. All ranks do it together, between two steps.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/message.h"
+#include "proto/optimizers.h"
 #include "worker/memory.h"
 #include "worker/session_internal.h"
 
@@ -160,10 +162,32 @@ static int put_in(struct session *session, struct state *state, uint64_t steps, 
 
 /* --- the whole ----------------------------------------------------------------------------------------------- */
 
-int session_follow_layout(struct session *session, uint64_t steps, struct error *error)
+/* Groups as the window has them; what is new makes the layout one that ends here. */
+static int take_frozen(struct session *session, const Gacc__V1__Window *window, struct error *error)
+{
+    size_t at = 0;
+    if (window->n_frozen == 0) return 0;
+    if (!session->edited) session->edited = (Gacc__V1__JobSpec *)message_copy(&session->job->base);
+    if (!session->edited) return error_set(error, STATUS_INTERNAL, "out of memory for a job");
+    session->job = session->edited;
+    for (size_t o = 0; o < optimizer_count(session->job); o++)
+        for (size_t i = 0; i < optimizer_at(session->job, o)->n_groups; i++, at++) {
+            Gacc__V1__ParameterGroup *group = optimizer_at(session->job, o)->groups[i];
+            if (at >= window->n_frozen || !group->frozen == !window->frozen[at]) continue;
+            group->frozen = window->frozen[at];
+            session->layout.until = 0;
+        }
+    if (at == window->n_frozen) return 0;
+    return error_set(error, STATUS_INTERNAL, "a window freezes or trains %zu groups, the job has %zu", window->n_frozen,
+                     at);
+}
+
+int session_follow_layout(struct session *session, const Gacc__V1__Window *window, struct error *error)
 {
     struct state state = {0};
-    if (steps < session->layout.until) return 0;
+    const uint64_t steps = window->optimizer_steps;
+    int taken = take_frozen(session, window, error);
+    if (taken || steps < session->layout.until) return taken;
     checkpoint_forget(session);
     const struct comm_counts before = session->host->counts;
     int result = open_state(session, &state, error);

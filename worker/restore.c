@@ -19,6 +19,7 @@ struct moment {
     bool second;        /* v */
     uint64_t count;     /* elements of this rank */
     wide *values;       /* [count], the host's; NULL: no optimizer has it */
+    bool *stored;       /* [segments]: of which files have something; of both moments the same */
     uint64_t found;     /* elements */
 };
 
@@ -49,12 +50,14 @@ static int read_part(const struct session *session, struct safetensors *file, co
 }
 
 /* What is stored belongs to whole tensors, of which this file may hold a part. */
-static void note_since(struct session *session, struct range stored, uint64_t since)
+static void note_stored(struct session *session, struct range stored, uint64_t since, bool *is_stored)
 {
     for (size_t i = 0; i < session->layout.count; i++) {
         struct segment *segment = &session->layout.segments[i];
         const struct tensor *tensor = &session->model->table.tensors[segment->tensor];
-        if (tensor->begin < stored.end && tensor->begin + tensor->size > stored.begin) segment->since = since;
+        if (tensor->begin >= stored.end || tensor->begin + tensor->size <= stored.begin) continue;
+        segment->since = since;
+        is_stored[i] = true;
     }
 }
 
@@ -70,7 +73,7 @@ static int read_tensor(struct session *session, struct safetensors *file, const 
         stored.end < stored.begin || tensor->elements != stored.end - stored.begin)
         return 0;
     int result = 0;
-    note_since(session, stored, since);
+    note_stored(session, stored, since, moment->stored);
     for (size_t i = 0; i < session->piece_count && !result; i++) {
         const struct piece *own = &session->pieces[i];
         const struct range part = range_of_both(stored, (struct range){own->begin, own->end});
@@ -94,37 +97,26 @@ static int read_file(struct session *session, const char *path, struct moment *m
     return result;
 }
 
-/* Moments of tensors that were frozen then begin now, at zero: this rank need not have found them. */
-static int begin_unfrozen(struct session *session, const Gacc__V1__Restore *restore, struct moments_at *begun,
-                          struct error *error)
+/* Tensors of which no file has a moment were frozen when they were written: theirs begin now, at zero. Returns what of
+ * them this rank has. */
+static struct moments_at begin_unfrozen(struct session *session, const bool *stored, uint64_t steps)
 {
-    const struct tensor_table *table = &session->model->table;
-    bool *frozen = calloc(table->count, sizeof *frozen);
-    if (!frozen) return error_set(error, STATUS_INTERNAL, "out of memory for a checkpoint");
-    Gacc__V1__JobSpec then = GACC__V1__JOB_SPEC__INIT;
-    if (restore->n_optimizers > 0) {
-        then.optimizer = restore->optimizers[0];
-        then.n_further_optimizers = restore->n_optimizers - 1;
-        then.further_optimizers = restore->optimizers + 1;
-        /* the last step before it had them frozen; if a skip came behind that, it may have their first moments, too */
-        layout_find_frozen(table, &then, restore->optimizer_steps ? restore->optimizer_steps - 1 : 0, frozen);
-    }
+    struct moments_at begun = {0};
     for (size_t i = 0; i < session->layout.count; i++) {
         struct segment *segment = &session->layout.segments[i];
-        const struct tensor *tensor = &table->tensors[segment->tensor];
-        if (!frozen[segment->tensor]) continue;
-        segment->since = restore->optimizer_steps;
+        const struct tensor *tensor = &session->model->table.tensors[segment->tensor];
+        if (stored[i]) continue;
+        segment->since = steps;
         for (size_t p = 0; p < session->piece_count; p++) {
             const struct piece *own = &session->pieces[p];
             const struct range part = range_of_both((struct range){own->begin, own->end},
                                                     (struct range){tensor->begin, tensor->begin + tensor->size});
-            if (part.begin >= part.end) continue;
-            if (own->moments.m != NO_MOMENT) begun->m += part.end - part.begin;
-            if (own->moments.v != NO_MOMENT) begun->v += part.end - part.begin;
+            if (own->frozen || part.begin >= part.end) continue;
+            if (own->moments.m != NO_MOMENT) begun.m += part.end - part.begin;
+            if (own->moments.v != NO_MOMENT) begun.v += part.end - part.begin;
         }
     }
-    free(frozen);
-    return 0;
+    return begun;
 }
 
 /* Momentum that a job did not have before begins at zero; moments that are needed must all be there. */
@@ -166,17 +158,20 @@ static int restore_moments(struct session *session, const Gacc__V1__Restore *res
     wide *kept[] = {session->optimizer.m, session->optimizer.v};
     struct moment moments[2];
     char path[PATH_MAX + 128];
-    struct moments_at begun = {0};
-    int result = 0;
+    bool *stored = calloc(session->layout.count + 1, sizeof *stored);
+    int result = stored ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for a checkpoint");
     for (int m = 0; m < 2; m++) {
         int opened = open_moment(session, &moments[m], m == 1, kept[m], result ? NULL : error);
         if (!result) result = opened;
+        moments[m].stored = stored;
     }
     for (size_t i = 0; i < restore->n_optimizer_files && !result; i++) {
         snprintf(path, sizeof path, "%s/%.100s", restore->directory, restore->optimizer_files[i]);
         result = read_file(session, path, moments, error);
     }
-    if (!result) result = begin_unfrozen(session, restore, &begun, error);
+    const struct moments_at begun =
+        result ? (struct moments_at){0} : begin_unfrozen(session, stored, restore->optimizer_steps);
+    free(stored);
     for (int m = 0; m < 2 && !result; m++)
         result = check_found(session, &moments[m], m ? begun.v : begun.m, restore->directory, error);
     if (!result) result = session_list_parts(session, error); /* moments have got their ages */

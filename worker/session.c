@@ -316,6 +316,7 @@ void session_close(struct session *session)
     data_close(session->validation);
     kernels_close(session->kernels);
     model_close(session->model);
+    if (session->edited) gacc__v1__job_spec__free_unpacked(session->edited, NULL);
     free(session);
 }
 
@@ -472,7 +473,7 @@ static int run_steps(struct session *session, const Gacc__V1__Plan *plan, Gacc__
         }
         struct step step = {.plan = plan, .next_plan = (*current)->plan, .window = (*current)->next};
         if (step.next_plan) result = window_check_plan(session, step.next_plan, error);
-        if (!result) result = session_follow_layout(session, step.window->optimizer_steps, error);
+        if (!result) result = session_follow_layout(session, step.window, error);
         if (!result) result = run_step(session, &step, error);
         plan = step.next_plan;
         free_decision(*former);

@@ -41,7 +41,8 @@ struct buckets {
 };
 
 struct session {
-    const Gacc__V1__JobSpec *job; /* borrowed, as control is */
+    const Gacc__V1__JobSpec *job; /* borrowed, as control is, or `edited` */
+    Gacc__V1__JobSpec *edited;    /* own: the job with groups as they were set; NULL: none was */
     struct comm *host;            /* borrowed: of the host's memory */
     struct comm *comm;            /* of the kernels' memory; `host` where that is the same, else our own */
     struct control *control;
@@ -152,9 +153,9 @@ bool session_recomputes(const Gacc__V1__JobSpec *job);
 
 /* --- relayout.c ------------------------------------------------------------------------------------------------ */
 
-/* Before a step that follows so many applied ones: other tensors are trained from here on, where the job says so. All
- * ranks together. */
-int session_follow_layout(struct session *session, uint64_t steps, struct error *error);
+/* Before the step of a window: other tensors are trained from here on, where the job says so, or the window, because it
+ * was set. All ranks together. */
+int session_follow_layout(struct session *session, const Gacc__V1__Window *window, struct error *error);
 
 /* --- session_memory.c ---------------------------------------------------------------------------------------- */
 

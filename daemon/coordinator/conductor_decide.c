@@ -127,6 +127,7 @@ static void keep_pace(struct conductor *c, double seconds, double tokens)
 static void begin_record(struct conductor *c, const struct verdict *verdict, double now)
 {
     struct attempt *attempt = &c->attempt;
+    conductor_note_frozen(c);
     attempt->pending = true;
     attempt->awaited = c->ranks;
     attempt->nonfinite = verdict->kind == VERDICT_IS_SKIP;
@@ -272,6 +273,8 @@ static Gacc__V1__Window *open_window(struct conductor *c)
         c->window.micro_batches += rank->micro_batches;
     }
     c->window.optimizer_steps = c->counters.optimizer_steps;
+    c->window.n_frozen = c->edited.frozen_count;
+    c->window.frozen = c->edited.frozen;
     c->current = c->upcoming;
     const struct schedule schedule = job_rules_schedule(&c->rules, c->current.global);
     c->window.lr = schedule_lr(&schedule, c->counters.optimizer_steps);

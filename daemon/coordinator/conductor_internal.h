@@ -68,6 +68,8 @@ struct edition {
     struct job_rules rules;       /* complete */
     float scale;                  /* S is set to; 0: it is not */
     struct job_settings settings; /* own: all that were ever set */
+    protobuf_c_boolean *frozen;   /* own: of its groups, as the window has them */
+    size_t frozen_count;
 };
 
 struct conductor {
@@ -169,6 +171,8 @@ Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct bo
 void conductor_name_culprit(struct conductor *conductor);
 /* What was set comes into effect, before the next window opens. */
 void conductor_take_settings(struct conductor *conductor);
+/* In the groups of rank 0's hello, for the record of the step whose window has been run: what was frozen in it. */
+void conductor_note_frozen(struct conductor *conductor);
 /* Where the job is paused and all reports are in: the next step's plan by a B that was set meanwhile. */
 void conductor_replan(struct conductor *conductor);
 void conductor_free_settings(struct conductor *conductor);

@@ -1,14 +1,17 @@
 /* Other values of what the job is made of, set while it runs. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/coordinator/conductor_internal.h"
+#include "proto/optimizers.h"
 
 static void free_edition(struct edition *edition)
 {
     if (edition->job) gacc__v1__job_spec__free_unpacked(edition->job, NULL);
     job_settings_free(&edition->settings);
+    free(edition->frozen);
     *edition = (struct edition){0};
 }
 
@@ -54,6 +57,43 @@ const struct retention *conductor_retention(const struct conductor *c)
     return &c->rules.retention;
 }
 
+/* The job's group whose tensors these are; NULL: they are in none. */
+static const Gacc__V1__ParameterGroup *group_of(const Gacc__V1__JobSpec *job, const Gacc__V1__TensorGroup *tensors)
+{
+    for (size_t o = 0; o < optimizer_count(job) && *tensors->match; o++) {
+        const Gacc__V1__OptimizerSection *optimizer = optimizer_at(job, o);
+        if (strcmp(optimizer->name, tensors->optimizer) != 0) continue;
+        for (size_t i = 0; i < optimizer->n_groups; i++)
+            if (!strcmp(optimizer->groups[i]->match, tensors->match)) return optimizer->groups[i];
+    }
+    return NULL;
+}
+
+static bool is_trained(const Gacc__V1__JobSpec *job, const Gacc__V1__TensorGroup *tensors, uint64_t steps)
+{
+    const Gacc__V1__ParameterGroup *group = group_of(job, tensors);
+    const bool frozen = group ? group->frozen : tensors->frozen;
+    return tensors->parameters > 0 && !group_is_frozen(frozen, tensors->frozen_until, tensors->frozen_from, steps);
+}
+
+/* From here on, whenever groups are frozen or trained by a schedule, something is left to train. */
+static int check_trained(const struct conductor *c, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    const Gacc__V1__Hello *hello = c->rank[0].hello;
+    const uint64_t now = c->counters.optimizer_steps;
+    for (size_t i = 0; i < 2 * hello->n_groups + 1; i++) {
+        const Gacc__V1__TensorGroup *changing = i < 2 * hello->n_groups ? hello->groups[i / 2] : NULL;
+        const uint64_t change = !changing ? now : i % 2 ? changing->frozen_from : changing->frozen_until;
+        const uint64_t steps = change > now ? change : now;
+        bool any = hello->n_groups == 0;
+        for (size_t g = 0; g < hello->n_groups && !any; g++) any = is_trained(job, hello->groups[g], steps);
+        if (!any)
+            return error_set(error, STATUS_UNAVAILABLE,
+                             "optimizer.groups: every tensor would be frozen: nothing would be left to train");
+    }
+    return 0;
+}
+
 /* What the job's length and its data say to it. */
 static int check_edition(const struct conductor *c, const Gacc__V1__JobSpec *job, struct job_rules *rules,
                          struct error *error)
@@ -64,6 +104,7 @@ static int check_edition(const struct conductor *c, const Gacc__V1__JobSpec *job
     if (!status)
         status = job_rules_add_data(rules, job, hello->train_sequences, hello->validation_sequences,
                                     hello->targets_per_sequence, error);
+    if (!status) status = check_trained(c, job, error);
     if (status) return status;
     if (job->batch->global != was->batch->global && job->job->steps == 0)
         return error_set(error, STATUS_UNAVAILABLE,
@@ -82,6 +123,28 @@ void conductor_replan(struct conductor *c)
     if (!c->requests.replans || !c->has_upcoming) return;
     c->position = (struct plan_position){c->upcoming.epoch, c->upcoming.first};
     c->has_upcoming = plan_next(&c->rules.plan, c->counters.optimizer_steps, &c->position, &c->upcoming);
+}
+
+/* Of all groups, in the job's order, as ranks are told. */
+static int list_frozen(struct edition *edition, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    size_t count = 0;
+    for (size_t o = 0; o < optimizer_count(job); o++) count += optimizer_at(job, o)->n_groups;
+    edition->frozen = calloc(count + 1, sizeof *edition->frozen);
+    if (!edition->frozen) return error_set(error, STATUS_INTERNAL, "out of memory for a setting");
+    for (size_t o = 0; o < optimizer_count(job); o++)
+        for (size_t i = 0; i < optimizer_at(job, o)->n_groups; i++)
+            edition->frozen[edition->frozen_count++] = optimizer_at(job, o)->groups[i]->frozen;
+    return 0;
+}
+
+void conductor_note_frozen(struct conductor *c)
+{
+    const Gacc__V1__Hello *hello = c->rank[0].hello;
+    for (size_t i = 0; i < hello->n_groups; i++) {
+        const Gacc__V1__ParameterGroup *group = group_of(c->job, hello->groups[i]);
+        if (group) hello->groups[i]->frozen = group->frozen;
+    }
 }
 
 void conductor_take_settings(struct conductor *c)
@@ -129,13 +192,17 @@ enum answer conductor_set(struct conductor *c, Gacc__V1__JobSpec *job, struct jo
     }
     enum answer answer = conductor_ask(c, REQUEST_SET, "", error);
     if (answer == ANSWER_REFUSED) return answer;
-    if (check_edition(c, job, &rules, &why)) {
+    struct edition edition = {0};
+    if (check_edition(c, job, &rules, &why) || list_frozen(&edition, job, &why)) {
         *error = why;
         return ANSWER_REFUSED;
     }
-    if (scale == 0) scale = c->pending.scale;
+    edition.job = job;
+    edition.rules = rules;
+    edition.scale = scale == 0 ? c->pending.scale : scale;
+    edition.settings = *settings;
     free_edition(&c->pending);
-    c->pending = (struct edition){.job = job, .rules = rules, .scale = scale, .settings = *settings};
+    c->pending = edition;
     *settings = (struct job_settings){0};
     name_settings(c, changes);
     if (answer != ANSWER_NOW) return answer;

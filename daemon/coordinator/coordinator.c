@@ -345,10 +345,7 @@ static int go_on(struct coordinator *coordinator, struct error *error)
     restore->directory = coordinator->resume.directory;
     restore->optimizer_steps = manifest->progress.counters.optimizer_steps;
     restore->optimizer_files = calloc(manifest->range_count + 1, sizeof *restore->optimizer_files);
-    restore->optimizers = calloc(optimizer_count(manifest->job), sizeof *restore->optimizers);
-    if (!restore->optimizer_files || !restore->optimizers) return error_set(error, STATUS_INTERNAL, "out of memory");
-    for (size_t i = 0; i < optimizer_count(manifest->job); i++)
-        restore->optimizers[restore->n_optimizers++] = optimizer_at(manifest->job, i);
+    if (!restore->optimizer_files) return error_set(error, STATUS_INTERNAL, "out of memory");
     for (size_t i = 0; i < manifest->range_count; i = manifest_next_file(manifest, i))
         if (!strncmp(manifest->ranges[i].file, "optimizer-", strlen("optimizer-")))
             restore->optimizer_files[restore->n_optimizer_files++] = manifest->ranges[i].file;
@@ -468,7 +465,6 @@ static void close_all(struct coordinator *coordinator)
     leftovers_remove_session(&coordinator->leftovers);
     conductor_close(coordinator->conductor);
     free(coordinator->restore.optimizer_files);
-    free(coordinator->restore.optimizers);
     resume_free(&coordinator->resume);
     run_directory_close(&coordinator->directory);
     free(coordinator->workers);

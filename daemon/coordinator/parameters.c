@@ -46,6 +46,9 @@ static int add_settings(struct job_settings *all, const struct job_settings *ask
         status = job_settings_put(all, asked->each[i].path, value ? value : "", error);
         free(value);
     }
+    if (!status && all->count > SETTINGS_MAX) /* the same command could not go on with them */
+        status = error_set(error, STATUS_UNAVAILABLE, "more than %d keys would have been set while the job runs",
+                           SETTINGS_MAX);
     return status;
 }
 
@@ -117,12 +120,13 @@ static int send_config(struct coordinator *coordinator, struct rpc_call *call, c
 {
     const Gacc__V1__JobSpec *job = conductor_job(coordinator->conductor);
     const struct job_settings *settings = conductor_settings(coordinator->conductor);
-    const char *paths[SETTINGS_MAX];
+    struct live_paths live;
     Gacc__V1__Config config = GACC__V1__CONFIG__INIT;
     Gacc__V1__Setting each[SETTINGS_MAX], *list[SETTINGS_MAX];
     config.yaml = yaml;
-    config.n_live = job_live_paths(job, paths);
-    config.live = (char **)paths;
+    job_live_paths(job, &live);
+    config.n_live = live.count;
+    config.live = (char **)live.paths;
     config.set = list;
     for (size_t i = 0; i < settings->count && i < SETTINGS_MAX; i++) {
         gacc__v1__setting__init(list[config.n_set++] = &each[i]);

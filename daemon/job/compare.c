@@ -20,10 +20,6 @@ static const struct {
     {"optimizer.match", CHANGE_REFUSED}, {"optimizer.name", CHANGE_TAKEN},   {"optimizer.", CHANGE_KEPT},
 };
 
-/* The second of a list of optimizers and those behind it, as one value. The first one's keys are compared like those of
- * a job that has no other; what makes a list the same training is compared as optimizer.match. */
-#define FURTHER "optimizer.1"
-
 /* The rates are worked out together: whoever sets one sets all. */
 static const char *const rates[] = {"optimizer.lr", "optimizer.groups", FURTHER, "batch.lr_scaling", "batch.base"};
 
@@ -170,8 +166,16 @@ static int further_text(const Gacc__V1__JobSpec *job, char **text)
 char *job_value_text(const Gacc__V1__JobSpec *job, const char *path)
 {
     char *text = NULL;
-    const struct key *key = key_find(job, path, NULL);
-    return key && !value_text(key, job, &text) ? text : NULL;
+    size_t length;
+    const Gacc__V1__ParameterGroup *group;
+    const struct key *key = key_find_of_group(job, path, &group);
+    if (!key) return (key = key_find(job, path, NULL)) && !value_text(key, job, &text) ? text : NULL;
+    if (value_is_absent(key, group)) return NULL;
+    FILE *stream = open_memstream(&text, &length);
+    if (stream) value_print(key, group, stream);
+    if (stream && !fclose(stream)) return text;
+    free(text);
+    return NULL;
 }
 
 /* ---- comparing ---- */
@@ -317,6 +321,7 @@ int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec 
 void job_changes_free(struct job_changes *changes)
 {
     for (size_t i = 0; i < changes->count; i++) {
+        free(changes->each[i].own);
         free(changes->each[i].was);
         free(changes->each[i].now);
     }

@@ -9,6 +9,10 @@
 
 #include "daemon/job/job.h"
 
+/* The second of a list of optimizers and those behind it, as one value. The first one's keys are compared like those of
+ * a job that has no other; what makes a list the same training is compared as optimizer.match. */
+#define FURTHER "optimizer.1"
+
 enum change_rule {
     CHANGE_TAKEN,   /* what the job says now holds from here on */
     CHANGE_REFUSED, /* it would not be the same training any more */
@@ -16,7 +20,8 @@ enum change_rule {
 };
 
 struct job_change {
-    const char *key; /* its path */
+    const char *key; /* its path … */
+    char *own;       /* … where that is one of a group; NULL: it is the manual's */
     enum change_rule rule;
     char *was, *now; /* as the job file has them; NULL: the job does not have this key */
 };

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/optimizers.h"
+
 #define COUNT_MOST 2147483647.0      /* counts stay below 2^31 */
 #define EXACT_MOST 9007199254740991. /* 2^53 − 1: JSON readers keep integers up to here */
 #define SCALE_LEAST 0x1p-127         /* the smallest fp32 whose reciprocal is finite */
@@ -366,7 +368,7 @@ const struct key keys[] = {
     {"optimizer.groups.*.weight_decay", KEY_NUMBER, GROUP(weight_decay), .fallback = "",
      .computed = "by dimension, as without a group",
      .help = "For all tensors of the group, of whatever dimension."},
-    {"optimizer.groups.*.frozen", KEY_BOOL, GROUP(frozen), .fallback = "false",
+    {"optimizer.groups.*.frozen", KEY_BOOL, GROUP(frozen), .live = LIVE_NEXT_WINDOW, .fallback = "false",
      .help = "The tensors stay as they are: no gradient, no moments, no traffic, no share in the norm, no decay."},
     {"optimizer.groups.*.frozen_until", KEY_U64, GROUP(frozen_until), .fallback = "", .least = 1, .most = EXACT_MOST,
      .unit = "applied optimizer steps", .help = "Frozen for so many steps, then trained, with moments that begin at zero."},
@@ -542,6 +544,24 @@ const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const
         if (key_applies(&keys[i], job, NULL)) return &keys[i];
         if (any && !*any) *any = &keys[i];
     }
+    return NULL;
+}
+
+const struct key *key_find_of_group(const Gacc__V1__JobSpec *job, const char *path,
+                                    const Gacc__V1__ParameterGroup **group)
+{
+    static const char all[] = "optimizer.groups.*.";
+    unsigned optimizer = 0, index = 0;
+    int end = 0;
+    if (sscanf(path, "optimizer.groups.%5u.%n", &index, &end) != 1 || end == 0) {
+        end = 0;
+        if (sscanf(path, "optimizer.%5u.groups.%5u.%n", &optimizer, &index, &end) != 2 || end == 0) return NULL;
+        if (!optimizers_are_list(job)) return NULL;
+    }
+    if (optimizer >= optimizer_count(job) || index >= optimizer_at(job, optimizer)->n_groups) return NULL;
+    *group = optimizer_at(job, optimizer)->groups[index];
+    for (size_t i = 0; i < key_count; i++)
+        if (keys[i].section == IN_GROUP && strcmp(keys[i].path + strlen(all), path + end) == 0) return &keys[i];
     return NULL;
 }
 

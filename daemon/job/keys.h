@@ -128,6 +128,10 @@ void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__
 bool key_applies(const struct key *key, const Gacc__V1__JobSpec *job, const struct condition **failed);
 /* The row of that path which applies; NULL when none does, *any being the first row of that path or NULL. */
 const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const struct key **any);
+/* The row of a key of one group, optimizer.groups.2.frozen or, of one in a list of optimizers,
+ * optimizer.1.groups.2.frozen, and that group; NULL: the job has none such. Without an index the first is meant. */
+const struct key *key_find_of_group(const Gacc__V1__JobSpec *job, const char *path,
+                                    const Gacc__V1__ParameterGroup **group);
 /* The key that is a selector. */
 const struct key *key_of_selector(enum selector selector);
 int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector);

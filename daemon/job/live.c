@@ -1,5 +1,6 @@
 #include "daemon/job/live.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,10 +68,18 @@ static bool has_dynamic_scale(const Gacc__V1__JobSpec *job)
     return scale && scale->mode == GACC__V1__SCALE_MODE__SCALE_DYNAMIC;
 }
 
+/* Of one key, or of one group's. */
+static const struct key *row_of(const Gacc__V1__JobSpec *job, const char *path)
+{
+    const Gacc__V1__ParameterGroup *group;
+    const struct key *key = key_find_of_group(job, path, &group);
+    return key ? key : key_find(job, path, NULL);
+}
+
 bool job_is_live(const Gacc__V1__JobSpec *job, const char *path)
 {
     if (!strcmp(path, LIVE_SCALE)) return has_dynamic_scale(job);
-    const struct key *key = key_find(job, path, NULL);
+    const struct key *key = row_of(job, path);
     return key && key->live != LIVE_NEVER;
 }
 
@@ -81,13 +90,32 @@ bool job_is_live_later(const char *path)
     return false;
 }
 
-size_t job_live_paths(const Gacc__V1__JobSpec *job, const char *paths[SETTINGS_MAX])
+/* Those of groups that no schedule freezes, one by one. */
+static void add_group_paths(struct live_paths *live, const Gacc__V1__JobSpec *job, const char *leaf)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < key_count && count < SETTINGS_MAX - 1; i++)
-        if (keys[i].live != LIVE_NEVER && key_find(job, keys[i].path, NULL) == &keys[i]) paths[count++] = keys[i].path;
-    if (has_dynamic_scale(job)) paths[count++] = LIVE_SCALE;
-    return count;
+    for (size_t o = 0; o < optimizer_count(job); o++)
+        for (size_t i = 0; i < optimizer_at(job, o)->n_groups && live->of_groups < LIVE_GROUPS_MAX; i++) {
+            const Gacc__V1__ParameterGroup *group = optimizer_at(job, o)->groups[i];
+            if (group->frozen_until || group->frozen_from) continue;
+            char *path = live->group_paths[live->of_groups++];
+            const int length =
+                o > 0 ? snprintf(path, sizeof *live->group_paths, "optimizer.%zu.groups.%zu.%s", o, i, leaf)
+                      : snprintf(path, sizeof *live->group_paths, "optimizer.groups.%zu.%s", i, leaf);
+            if (length > 0 && (size_t)length < sizeof *live->group_paths) live->paths[live->count++] = path;
+        }
+}
+
+void job_live_paths(const Gacc__V1__JobSpec *job, struct live_paths *live)
+{
+    live->count = live->of_groups = 0;
+    for (size_t i = 0; i < key_count && live->count < LIVE_PATHS_MAX - LIVE_GROUPS_MAX - 1; i++) {
+        if (keys[i].live == LIVE_NEVER || key_find(job, keys[i].path, NULL) != &keys[i]) continue;
+        if (keys[i].section == IN_GROUP)
+            add_group_paths(live, job, strrchr(keys[i].path, '.') + 1);
+        else
+            live->paths[live->count++] = keys[i].path;
+    }
+    if (has_dynamic_scale(job)) live->paths[live->count++] = LIVE_SCALE;
 }
 
 /* Numbers that follow from others, by whatever name they are called. */
@@ -100,8 +128,18 @@ static bool is_derived(const char *path)
     return false;
 }
 
+/* A group that a schedule freezes is not frozen by hand as well. */
+static int check_group(const Gacc__V1__JobSpec *job, const char *path, struct error *error)
+{
+    const Gacc__V1__ParameterGroup *group;
+    if (!key_find_of_group(job, path, &group) || (!group->frozen_until && !group->frozen_from)) return 0;
+    return error_set(error, STATUS_UNAVAILABLE, "%.200s: the group follows its frozen_%s", path,
+                     group->frozen_until ? "until" : "from");
+}
+
 static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
 {
+    static const char unchangeable[] = "%.200s: cannot be changed while the job runs";
     const char *path = setting->path;
     const struct key *any;
     if (!*path || strchr(path, '=') || text_fault(path, strlen(path), true) || strlen(path) > VALUE_MAX)
@@ -110,16 +148,17 @@ static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting 
         return error_set(error, STATUS_JOB,
                          "%.200s: is derived: K and M follow from batch.global, batch.micro and the ranks", path);
     if (strlen(setting->value) > VALUE_MAX) return error_set(error, STATUS_JOB, "%.200s: the value is too long", path);
-    if (job_is_live(job, path)) return 0;
+    if (strchr(path, '*'))
+        return error_set(error, STATUS_JOB, "%.200s: a number is wanted in place of *, from 0", path);
+    if (job_is_live(job, path)) return check_group(job, path, error);
     if (!strcmp(path, LIVE_SCALE))
         return error_set(error, STATUS_UNAVAILABLE, "%s: %s", path,
                          job->precision->loss_scale ? "precision.loss_scale.mode static: the scale never moves"
                                                     : "this job has no loss scale, only precision.compute fp16 has");
+    if (row_of(job, path)) return error_set(error, STATUS_UNAVAILABLE, unchangeable, path);
     if (key_find(job, path, &any) || any)
         return error_set(error, STATUS_UNAVAILABLE,
-                         any && any->live != LIVE_NEVER ? "%.200s: does not apply to this job"
-                                                        : "%.200s: cannot be changed while the job runs",
-                         path);
+                         any && any->live != LIVE_NEVER ? "%.200s: does not apply to this job" : unchangeable, path);
     const char *dot = strrchr(path, '.');
     char section[VALUE_MAX + 1];
     snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : 0, path);
@@ -198,7 +237,9 @@ static struct phrase file_path(const Gacc__V1__JobSpec *job, const char *path)
 {
     static const char section[] = "optimizer.";
     struct phrase phrase;
-    const bool is_first = optimizers_are_list(job) && strncmp(path, section, strlen(section)) == 0;
+    unsigned index;
+    const bool is_first = optimizers_are_list(job) && strncmp(path, section, strlen(section)) == 0 &&
+                          sscanf(path, "optimizer.%5u.", &index) != 1;
     snprintf(phrase.text, sizeof phrase.text, is_first ? "optimizer.0.%s" : "%s",
              is_first ? path + strlen(section) : path);
     return phrase;
@@ -246,6 +287,37 @@ static void keep_ratios(const Gacc__V1__JobSpec *was, Gacc__V1__JobSpec *now)
     }
 }
 
+/* Groups and further optimizers are compared as one value; those that were set are told one by one instead. */
+static int name_groups(struct job_changes *changes, const Gacc__V1__JobSpec *was, const Gacc__V1__JobSpec *now,
+                       const struct job_settings *settings, struct error *error)
+{
+    const Gacc__V1__ParameterGroup *group;
+    struct job_changes kept = {.each = calloc(changes->count + settings->count + 1, sizeof *kept.each)};
+    bool complete = kept.each, sets_groups = false;
+    for (size_t i = 0; i < settings->count && complete; i++) {
+        const char *path = settings->each[i].path;
+        if (!key_find_of_group(was, path, &group)) continue;
+        struct job_change *change = &kept.each[kept.count++];
+        *change = (struct job_change){
+            .own = strdup(path), .was = job_value_text(was, path), .now = job_value_text(now, path)};
+        change->key = change->own;
+        complete = change->own && change->was && change->now;
+        sets_groups = true;
+    }
+    for (size_t i = 0; i < changes->count && complete; i++) {
+        struct job_change *change = &changes->each[i];
+        const bool is_named =
+            sets_groups && (!strcmp(change->key, "optimizer.groups") || !strcmp(change->key, FURTHER));
+        if (is_named) continue;
+        kept.each[kept.count++] = *change;
+        *change = (struct job_change){.key = change->key};
+    }
+    job_changes_free(complete ? changes : &kept);
+    if (!complete) return error_set(error, STATUS_INTERNAL, "out of memory");
+    *changes = kept;
+    return 0;
+}
+
 /* What was set stands in the list even where it is what it was. */
 static int add_unchanged(struct job_changes *changes, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
                          struct error *error)
@@ -291,6 +363,7 @@ int job_set_live(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
     const struct job_setting *current = find(settings, LIVE_SCALE);
     if (!status && current) status = read_scale(*out, current->value, ranks, scale, error);
     if (!status) status = job_compare(changes, job, *out, NULL, error);
+    if (!status) status = name_groups(changes, job, *out, settings, error);
     if (!status) status = check_changes(job, changes, error);
     if (!status) status = add_unchanged(changes, job, settings, error);
     if (!status) keep_ratios(job, *out);

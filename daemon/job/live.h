@@ -38,8 +38,14 @@ int job_set_live(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
 bool job_is_live(const Gacc__V1__JobSpec *job, const char *path);
 /* Is only known one window later. */
 bool job_is_live_later(const char *path);
-/* The paths that such a job takes, in the order of the manual: up to SETTINGS_MAX, static texts. Returns their number.
- */
-size_t job_live_paths(const Gacc__V1__JobSpec *job, const char *paths[SETTINGS_MAX]);
+/* The paths that such a job takes, in the order of the manual; those of groups one by one, the first so many. */
+#define LIVE_PATHS_MAX (2 * SETTINGS_MAX)
+#define LIVE_GROUPS_MAX (LIVE_PATHS_MAX / 2)
+struct live_paths {
+    const char *paths[LIVE_PATHS_MAX]; /* the manual's, or in group_paths */
+    char group_paths[LIVE_GROUPS_MAX][48];
+    size_t count, of_groups;
+};
+void job_live_paths(const Gacc__V1__JobSpec *job, struct live_paths *live);
 
 #endif

@@ -195,6 +195,42 @@ static void further_optimizers_keep_their_ratio(void **unused)
     gacc__v1__job_spec__free_unpacked(job, NULL);
 }
 
+/* By the path that a job file would have, whichever optimizer has it; told by that path. */
+static void a_group_is_frozen_by_its_number(void **unused)
+{
+    (void)unused;
+    static const char list[] =
+        "optimizer=[{name: a, match: wte.*, lr: 1e-3}, {name: b, match: \"*\", lr: 4e-3, "
+        "groups: [{match: h.*}, {match: \"*.bias\", frozen: true}, {match: ln*, frozen_from: 9}]}]";
+    static const struct {
+        const char *setting, *word;
+        enum status status;
+    } refused[] = {
+        {"optimizer.1.groups.3.frozen=true", "unknown key", STATUS_JOB},
+        {"optimizer.groups.0.frozen=true", "unknown key", STATUS_JOB}, /* the first one has none */
+        {"optimizer.1.groups.0.frozen=1", "is not true or false", STATUS_JOB},
+        {"optimizer.1.groups.*.frozen=true", "in place of *", STATUS_JOB},
+        {"optimizer.1.groups.2.frozen=true", "follows its frozen_from", STATUS_UNAVAILABLE},
+        {"optimizer.1.groups.0.lr=1", "cannot be changed while the job runs", STATUS_UNAVAILABLE},
+    };
+    char told[1024];
+    float scale;
+    struct error error;
+    Gacc__V1__JobSpec *job = parse(list);
+    Gacc__V1__JobSpec *now =
+        set(job, "optimizer.1.groups.0.frozen=true optimizer.1.groups.1.frozen=false", told, &scale, &error);
+    assert_non_null(now);
+    assert_string_equal(told, "optimizer.1.groups.0.frozen false true\noptimizer.1.groups.1.frozen true false\n");
+    assert_true(now->further_optimizers[0]->groups[0]->frozen && !now->further_optimizers[0]->groups[1]->frozen);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_null(set(job, refused[i].setting, told, &scale, &error));
+        assert_int_equal(error.status, refused[i].status);
+        if (!strstr(error.text, refused[i].word)) fail_msg("%s: %s", refused[i].setting, error.text);
+    }
+    gacc__v1__job_spec__free_unpacked(now, NULL);
+    gacc__v1__job_spec__free_unpacked(job, NULL);
+}
+
 static void the_present_scale_is_no_key_of_the_job(void **unused)
 {
     (void)unused;
@@ -218,15 +254,15 @@ static void the_present_scale_is_no_key_of_the_job(void **unused)
 static void every_path_that_is_live_is_taken(void **unused)
 {
     (void)unused;
-    const char *paths[SETTINGS_MAX];
+    struct live_paths live;
     Gacc__V1__JobSpec *job = parse(NULL);
-    size_t count = job_live_paths(job, paths);
-    assert_int_equal(count, 22);
-    for (size_t i = 0; i < count; i++) {
-        char text[128], told[1024], *value = job_value_text(job, paths[i]);
+    job_live_paths(job, &live);
+    assert_int_equal(live.count, 22 + job->optimizer->n_groups);
+    for (size_t i = 0; i < live.count; i++) {
+        char text[128], told[1024], *value = job_value_text(job, live.paths[i]);
         float scale;
         struct error error;
-        snprintf(text, sizeof text, "%s=%s", paths[i], value ? value : "8");
+        snprintf(text, sizeof text, "%s=%s", live.paths[i], value ? value : "8");
         Gacc__V1__JobSpec *now = set(job, text, told, &scale, &error);
         if (!now) fail_msg("%s: %s", text, error.text);
         gacc__v1__job_spec__free_unpacked(now, NULL);
@@ -242,6 +278,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(groups_keep_their_ratio_to_the_last_bit),
         cmocka_unit_test(further_optimizers_keep_their_ratio),
+        cmocka_unit_test(a_group_is_frozen_by_its_number),
         cmocka_unit_test(the_present_scale_is_no_key_of_the_job),
         cmocka_unit_test(every_path_that_is_live_is_taken),
     };
