@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -91,6 +92,33 @@ static void print_memory(const struct session_memory *memory, uint32_t ranks)
     printf("#   %10s in all\n", memory_text(all).text);
 }
 
+/* Whose tensors they are. What is frozen without a pattern is so because it has adapters. */
+static void print_group_name(const Gacc__V1__TensorGroup *group)
+{
+    if (*group->optimizer) printf("%s: ", group->optimizer);
+    if (*group->match)
+        printf("%s", group->match);
+    else
+        printf("%s", group->frozen ? "the base of model.lora" : "no pattern");
+    if (group->frozen_until) printf(", frozen for %" PRIu64 " steps", group->frozen_until);
+    if (group->frozen_from) printf(", frozen from step %" PRIu64 " on", group->frozen_from);
+    putchar('\n');
+}
+
+static void print_groups(const Gacc__V1__JobSpec *job, Gacc__V1__TensorGroup *const *groups, size_t count)
+{
+    printf("\n# Groups of tensors:\n#   %8s %12s %10s %10s  %s\n", "tensors", "parameters", "lr", "decay", "of");
+    for (size_t i = 0; i < count; i++) {
+        const Gacc__V1__TensorGroup *group = groups[i];
+        printf("#   %8" PRIu64 " %12" PRIu64, group->tensors, group->parameters);
+        if (group->frozen)
+            printf(" %10s %10s  ", "frozen", "");
+        else
+            printf(" %10.4g %10.4g  ", job->optimizer->lr * group->lr_ratio, group->weight_decay);
+        print_group_name(group);
+    }
+}
+
 static int command_check(const struct arguments *arguments)
 {
     struct error error;
@@ -98,12 +126,17 @@ static int command_check(const struct arguments *arguments)
     const struct job_overrides overrides = {arguments->sets, arguments->set_count, arguments->output,
                                             (uint32_t)arguments->ranks};
     struct session_memory memory;
+    Gacc__V1__TensorGroup **groups = NULL;
+    size_t count;
     int status = job_load(&job, arguments->paths[0], &overrides, stderr, &error);
     if (!status) status = session_memory_of(job, overrides.ranks ? overrides.ranks : 1, &memory, &error);
+    if (!status) status = session_groups_of(job, &groups, &count, &error);
     if (!status) {
         job_print(job, overrides.ranks, stdout);
         print_memory(&memory, overrides.ranks);
+        print_groups(job, groups, count);
     }
+    free((void *)groups);
     gacc__v1__job_spec__free_unpacked(job, NULL);
     return status ? refuse(error.status, "%s", error.text) : flush_output();
 }
@@ -214,7 +247,9 @@ static const struct manual_command commands[] = {
      "its newest checkpoint. USR1 saves one; TERM, INT, HUP and USR2 save one and end with 75."},
     {"check", "JOB.yaml", "file", check_options, command_check,
      "print the effective job; -n N says what N ranks would do",
-     "Every default is filled in; as comments M, K of each rank, tokens a step, and the memory of a rank."},
+     "Every default is filled in; as comments M, K of each rank, tokens a step, the memory of a rank, and what tensors "
+     "are "
+     "updated by."},
     {"plan", "JOB.yaml", "file", plan_options, command_plan,
      "say what the job takes of memory, and which b, K and recomputation fit",
      "B stays as it is: what does not fit at once is accumulated. Proposed is the largest b without recomputation; "

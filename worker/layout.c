@@ -291,6 +291,32 @@ void layout_close(struct layout *layout)
     *layout = (struct layout){0};
 }
 
+/* --- telling ------------------------------------------------------------------------------------------------- */
+
+Gacc__V1__TensorGroup **layout_list_groups(const struct layout *layout, size_t *count)
+{
+    Gacc__V1__TensorGroup **list = calloc(layout->group_count, sizeof *list + sizeof **list);
+    Gacc__V1__TensorGroup *next = list ? (void *)(list + layout->group_count) : NULL;
+    *count = 0;
+    for (size_t i = 0; i < layout->group_count && list; i++) {
+        const struct group *group = &layout->groups[i];
+        const bool stands_alone = group->match && i % 2 == 0 && layout->groups[i + 1].tensors == 0;
+        if (group->tensors == 0 && !stands_alone) continue;
+        gacc__v1__tensor_group__init(next);
+        next->optimizer = (char *)(uintptr_t)group->optimizer;
+        if (group->match) next->match = (char *)(uintptr_t)group->match;
+        next->tensors = group->tensors;
+        next->parameters = group->parameters;
+        next->lr_ratio = group->lr_ratio;
+        next->weight_decay = group->rule.weight_decay;
+        next->frozen = group->frozen && group->frozen_until == 0 && group->frozen_from == 0;
+        next->frozen_until = group->frozen_until;
+        next->frozen_from = group->frozen_from;
+        list[(*count)++] = next++;
+    }
+    return list;
+}
+
 /* --- a rank's part ------------------------------------------------------------------------------------------- */
 
 /* What of a rank's shard lies in one segment. */

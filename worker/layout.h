@@ -11,6 +11,7 @@
 
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
+#include "proto/gacc/v1/workers.pb-c.h"
 #include "worker/comm.h"
 #include "worker/model.h"
 
@@ -50,6 +51,9 @@ int layout_open(struct layout *layout, struct model *model, const Gacc__V1__JobS
 /* The number of applied steps before the step in which the most is trained: its layout takes the most memory. */
 uint64_t layout_largest(const struct tensor_table *table, const Gacc__V1__JobSpec *job);
 void layout_close(struct layout *layout);
+/* For people: the groups that tensors are in, and patterns whose tensors an earlier one has. *count messages, which
+ * borrow the job's texts, of one memory, freed with free(); NULL: there is none. */
+Gacc__V1__TensorGroup **layout_list_groups(const struct layout *layout, size_t *count);
 
 /* Where in a job a tensor is. */
 struct place {

@@ -327,32 +327,6 @@ bool session_has_stopped(const struct session *session)
 
 /* --- running ------------------------------------------------------------------------------------------------- */
 
-/* For people: the groups that tensors are in, and patterns whose tensors an earlier one has. [2 · group_count], of one
- * memory, freed with free(). */
-static Gacc__V1__TensorGroup **list_groups(const struct layout *layout, size_t *count)
-{
-    Gacc__V1__TensorGroup **list = calloc(layout->group_count, sizeof *list + sizeof **list);
-    Gacc__V1__TensorGroup *next = list ? (void *)(list + layout->group_count) : NULL;
-    *count = 0;
-    for (size_t i = 0; i < layout->group_count && list; i++) {
-        const struct group *group = &layout->groups[i];
-        const bool stands_alone = group->match && i % 2 == 0 && layout->groups[i + 1].tensors == 0;
-        if (group->tensors == 0 && !stands_alone) continue;
-        gacc__v1__tensor_group__init(next);
-        next->optimizer = (char *)(uintptr_t)group->optimizer;
-        if (group->match) next->match = (char *)(uintptr_t)group->match;
-        next->tensors = group->tensors;
-        next->parameters = group->parameters;
-        next->lr_ratio = group->lr_ratio;
-        next->weight_decay = group->rule.weight_decay;
-        next->frozen = group->frozen && group->frozen_until == 0 && group->frozen_from == 0;
-        next->frozen_until = group->frozen_until;
-        next->frozen_from = group->frozen_from;
-        list[(*count)++] = next++;
-    }
-    return list;
-}
-
 static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct error *error)
 {
     char host[256] = "", device[160], transport[96];
@@ -391,7 +365,7 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     message.memory = &memory;
     message.versions = versions;
     message.n_versions = sizeof versions / sizeof *versions;
-    message.groups = list_groups(&session->layout, &message.n_groups);
+    message.groups = layout_list_groups(&session->layout, &message.n_groups);
     int result = session->control->hello(session->control, &message, welcome, error);
     free((void *)message.groups);
     return result;

@@ -105,6 +105,9 @@ int session_write_adapters(struct session *session, const char *path, struct err
 void session_memory(const struct session *session, struct session_memory *memory);
 /* The same of rank 0, which has the most, without a session. */
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error);
+/* The groups of its tensors when the job begins, as layout_list_groups has them. */
+int session_groups_of(const Gacc__V1__JobSpec *job, Gacc__V1__TensorGroup ***groups, size_t *count,
+                      struct error *error);
 int session_look(struct session *session, struct session_view *view, struct error *error);
 void session_close(struct session *session);
 

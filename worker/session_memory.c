@@ -235,3 +235,17 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
     model_close(model);
     return result;
 }
+
+int session_groups_of(const Gacc__V1__JobSpec *job, Gacc__V1__TensorGroup ***groups, size_t *count, struct error *error)
+{
+    struct model *model;
+    struct layout layout = {0};
+    *groups = NULL;
+    int result = model_open(&model, job->model, session_compute_type(job), error);
+    if (!result) result = layout_open(&layout, model, job, 0, error);
+    if (!result && !(*groups = layout_list_groups(&layout, count)))
+        result = error_set(error, STATUS_INTERNAL, "out of memory for a list of groups");
+    layout_close(&layout);
+    model_close(model);
+    return result;
+}

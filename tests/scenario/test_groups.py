@@ -233,6 +233,25 @@ class Groups(toys.Training):
         for name, tensor in other.tensors.items():
             self.assertTrue(numpy.array_equal(out.tensors[name], tensor), name)
 
+    def test_check_shows_the_groups(self):
+        """What each tensor is updated by, before anything runs."""
+        body = {"name": "body", "match": "layers.[01].*", "type": "adamw", "lr": 0.01, "weight_decay": 0.1}
+        body["groups"] = [{"match": "layers.0.*", "frozen": True}, {"match": "*.bias", "lr": 0.04, "frozen_until": 100}]
+        rest = {"name": "rest", "match": "*", "type": "sgd", "lr": 0.02}
+        for optimizer, lora, wanted in (
+            ([body, rest], None, ["2 20 frozen body: layers.0.*", "1 4 0.04 0 body: *.bias, frozen for 100 steps",
+                                  "1 20 0.01 0.1 body: no pattern", "2 10 0.02 0 rest: no pattern"]),
+            ({"lr": 0.5, "groups": [{"match": "*.lora_B.*", "lr": 1}]}, {"rank": 2, "targets": "layers.1"},
+             ["1 8 1 0 *.lora_B.*", "1 10 0.5 0 no pattern", "6 54 frozen the base of model.lora"]),
+        ):
+            self.write("rows", toys.csv_text({"model": MLP}, rows(3)))
+            job = job_of({**MLP, "norm": "none", **({"lora": lora} if lora else {})}, steps=1, data={"train": "rows"})
+            self.write("job.yaml", json.dumps({**job, "optimizer": optimizer}))
+            done = self.call(harness.GACCD, "check", "job.yaml")
+            self.assertEqual((done.status, done.err), (0, ""))
+            table = done.out.partition("# Groups of tensors:\n")[2].splitlines()
+            self.assertEqual([" ".join(line.split()[1:]) for line in table], ["tensors parameters lr decay of", *wanted])
+
     def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(self):
         self.write("rows", toys.csv_text({"model": MLP}, rows(3)))
         for pattern, near in (("layer.0.*", "layers.0.weight, layers.0.bias"), ("norms.7.wieght", "norms.0.weight, norms.1.weight")):
