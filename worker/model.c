@@ -18,9 +18,8 @@ static const struct {
     Gacc__V1__ModelType type;
     int (*build)(struct model *, struct error *);
 } model_types[] = {
-    {GACC__V1__MODEL_TYPE__MODEL_GPT, gpt_build},
-    {GACC__V1__MODEL_TYPE__MODEL_MLP, mlp_build},
-    {GACC__V1__MODEL_TYPE__MODEL_LINEAR, linear_build},
+    {GACC__V1__MODEL_TYPE__MODEL_GPT, gpt_build},   {GACC__V1__MODEL_TYPE__MODEL_MLP, mlp_build},
+    {GACC__V1__MODEL_TYPE__MODEL_CNN, cnn_build},   {GACC__V1__MODEL_TYPE__MODEL_LINEAR, linear_build},
     {GACC__V1__MODEL_TYPE__MODEL_TAPE, tape_build},
 };
 

@@ -27,7 +27,7 @@
 
 // clang-format off
 static const struct choice models[] = {
-    {"gpt", MODEL(GPT)}, {"mlp", MODEL(MLP)}, {"linear", MODEL(LINEAR)}, {"tape", MODEL(TAPE)}, {0}};
+    {"gpt", MODEL(GPT)}, {"mlp", MODEL(MLP)}, {"cnn", MODEL(CNN)}, {"linear", MODEL(LINEAR)}, {"tape", MODEL(TAPE)}, {0}};
 static const struct choice gpt_activations[] = {
     {"gelu", ACTIVATION(GELU)}, {"gelu_tanh", ACTIVATION(GELU_TANH)}, {0}};
 static const struct choice mlp_activations[] = {
@@ -35,6 +35,8 @@ static const struct choice mlp_activations[] = {
     {0}};
 static const struct choice norms[] = {{"none", NORM(NONE)}, {"layer", NORM(LAYER)}, {"group", NORM(GROUP)},
     {"batch", NORM(BATCH)}, {0}};
+static const struct choice pools[] = {{"max", GACC__V1__POOL__POOL_MAX}, {"average", GACC__V1__POOL__POOL_AVERAGE},
+    {"none", GACC__V1__POOL__POOL_NONE}, {0}};
 static const struct choice norm_stats[] = {{"micro", NORM_STATS(MICRO)}, {"frozen", NORM_STATS(FROZEN)},
     {"sync", NORM_STATS(SYNC)}, {"window", NORM_STATS(WINDOW)}, {0}};
 static const struct choice mlp_losses[] = {
@@ -76,11 +78,13 @@ static const struct choice verify_rules[] = {
 #define WHEN(...) .when = {__VA_ARGS__}
 #define IF_GPT {BY_MODEL, BIT(MODEL(GPT))}
 #define IF_MLP {BY_MODEL, BIT(MODEL(MLP))}
+#define IF_CNN {BY_MODEL, BIT(MODEL(CNN))}
+#define IF_HIDDEN {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(CNN))}
 #define IF_LINEAR {BY_MODEL, BIT(MODEL(LINEAR))}
 #define IF_TAPE {BY_MODEL, BIT(MODEL(TAPE))}
 #define IF_LAYERS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP))}
 #define IF_ROWS {BY_MODEL, BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
-#define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(LINEAR))}
+#define IF_WEIGHTS {BY_MODEL, BIT(MODEL(GPT)) | BIT(MODEL(MLP)) | BIT(MODEL(CNN)) | BIT(MODEL(LINEAR))}
 #define IF_TOKENS \
     {BY_FORMAT, BIT(FORMAT(BYTES)) | BIT(FORMAT(U16)) | BIT(FORMAT(U32)) | BIT(FORMAT(LLMC))}
 #define IF_MASKED \
@@ -131,7 +135,7 @@ const struct key keys[] = {
 
     {"model", KEY_SECTION, NOWHERE, .help = "The network."},
     {"model.type", KEY_CHOICE, OF_MODEL(type), .choices = models, .selects = BY_MODEL,
-     .help = "gpt: as GPT-2. mlp: layers of rows. linear: one output. tape: gradients from a file, to test "
+     .help = "gpt: as GPT-2. mlp: layers of rows. cnn: convolutions of images, and layers behind them. linear: one output. tape: gradients from a file, to test "
              "everything around a model."},
     {"model.layers", KEY_U32, OF_MODEL(layers), .least = 1, .most = 1000, WHEN(IF_GPT), .help = "Transformer blocks."},
     {"model.heads", KEY_U32, OF_MODEL(heads), .least = 1, .most = 65536, WHEN(IF_GPT),
@@ -147,9 +151,17 @@ const struct key keys[] = {
      .help = "Every token of the data is below it."},
     {"model.inputs", KEY_U32, OF_MODEL(inputs), .least = 1, .most = 16777216, WHEN(IF_ROWS),
      .help = "Columns x0, x1, … of the data."},
-    {"model.hidden", KEY_U32_LIST, OF_MODEL(n_hidden), .least = 1, .most = 16777216, WHEN(IF_MLP),
+    {"model.image", KEY_U32_LIST, OF_MODEL(n_image), .least = 1, .most = 65536, WHEN(IF_CNN),
+     .help = "[channels, height, width] of a row of the data, channel by channel, line by line: x0, x1, … are as many."},
+    {"model.channels", KEY_U32_LIST, OF_MODEL(n_channels), .least = 1, .most = 65536, WHEN(IF_CNN),
+     .help = "Of the convolutions, one behind the other, at most 16; at least one."},
+    {"model.kernel", KEY_U32, OF_MODEL(kernel), .fallback = "3", .least = 1, .most = 255, WHEN(IF_CNN),
+     .help = "Height and width of their kernels, odd: what goes in and comes out has the same size, with zeros around it."},
+    {"model.pool", KEY_CHOICE, OF_MODEL(pool), .fallback = "max", .choices = pools, WHEN(IF_CNN),
+     .help = "Behind every convolution's activation: of 2 × 2 one, so that height and width are half of what they were."},
+    {"model.hidden", KEY_U32_LIST, OF_MODEL(n_hidden), .least = 1, .most = 16777216, WHEN(IF_HIDDEN),
      .help = "Widths of the hidden layers, at most 64; [] for none."},
-    {"model.outputs", KEY_U32, OF_MODEL(outputs), .least = 1, .most = 16777216, WHEN(IF_MLP),
+    {"model.outputs", KEY_U32, OF_MODEL(outputs), .least = 1, .most = 16777216, WHEN(IF_HIDDEN),
      .help = "Columns y0, y1, … of the data; with cross_entropy the number of classes."},
     {"model.bias", KEY_BOOL, OF_MODEL(bias), .fallback = "true", WHEN(IF_WEIGHTS),
      .help = "Biases in linear layers and norms."},
@@ -160,27 +172,27 @@ const struct key keys[] = {
     {"model.activation", KEY_CHOICE, OF_MODEL(activation), .fallback = "gelu_tanh", .choices = gpt_activations,
      WHEN(IF_GPT),
      .help = "gelu is x·Φ(x) with erf; gelu_tanh is GPT-2's form."},
-    {"model.activation", KEY_CHOICE, OF_MODEL(activation), .fallback = "relu", .choices = mlp_activations, WHEN(IF_MLP),
+    {"model.activation", KEY_CHOICE, OF_MODEL(activation), .fallback = "relu", .choices = mlp_activations, WHEN(IF_HIDDEN),
      .help = "Behind every hidden layer."},
     {"model.init_std", KEY_NUMBER, OF_MODEL(init_std), .fallback = "0.02", WHEN(IF_GPT),
      .help = "Of the initial weights; residual projections have it divided by √(2·layers)."},
     {"model.pad_vocab", KEY_U32, OF_MODEL(pad_vocab), .fallback = "128", .least = 1, .most = 65536, WHEN(IF_GPT),
      .help = "Rows of logits are padded to a multiple of it; files are not."},
-    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, .selects = BY_NORM, WHEN(IF_MLP),
-     .help = "Between a hidden layer and its activation. layer: over a row. group: over groups of its channels. batch: each "
+    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, .selects = BY_NORM, WHEN(IF_HIDDEN),
+     .help = "Between a hidden layer, or a convolution, and its activation. layer (mlp): over a row. group: over groups of its channels. batch: each "
              "channel over many rows, so that what one row gives depends on the others."},
-    {"model.norm_groups", KEY_U32, OF_MODEL(norm_groups), .least = 1, .most = 16777216, WHEN(IF_MLP, IF_GROUP_NORM),
-     .help = "Of every hidden layer's channels, which they divide."},
+    {"model.norm_groups", KEY_U32, OF_MODEL(norm_groups), .least = 1, .most = 16777216, WHEN(IF_HIDDEN, IF_GROUP_NORM),
+     .help = "Of the channels of every hidden layer and convolution, which they divide."},
     {"model.norm_stats", KEY_CHOICE, OF_MODEL(norm_stats), .fallback = "micro", .choices = norm_stats,
-     .selects = BY_NORM_STATS, WHEN(IF_MLP, IF_BATCH_NORM),
+     .selects = BY_NORM_STATS, WHEN(IF_HIDDEN, IF_BATCH_NORM),
      .help = "The rows that BatchNorm's mean and variance are over. micro: a micro-batch, so that the step depends on b. "
              "frozen: the running ones, which do not move. sync: the micro-batches that the ranks are at; windows then "
              "communicate. window: the whole window of all ranks, stage by stage, so that the step is that of one big batch, "
              "whatever b, K and N are; what enters each norm is kept of every micro-batch, and a forward is run once more."},
     {"model.norm_momentum", KEY_NUMBER, OF_MODEL(norm_momentum), .fallback = "0.1", .most = 1, .above = true,
-     WHEN(IF_MLP, IF_BATCH_NORM, IF_MOVING),
+     WHEN(IF_HIDDEN, IF_BATCH_NORM, IF_MOVING),
      .help = "running = (1 − momentum)·running + momentum·the step's, once a step that is applied; the variance is unbiased."},
-    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "mse", .choices = mlp_losses, WHEN(IF_MLP),
+    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "mse", .choices = mlp_losses, WHEN(IF_HIDDEN),
      .help = "mse: mean over outputs of (ŷ−y)². half_mse: sum over outputs of ½(ŷ−y)². cross_entropy: y0 is the "
              "class."},
     {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "half_mse", .choices = linear_losses, WHEN(IF_LINEAR),
@@ -214,8 +226,8 @@ const struct key keys[] = {
     {"data", KEY_SECTION, NOWHERE, .help = "What is read."},
     {"data.format", KEY_CHOICE, OF_DATA(format), .choices = formats, .selects = BY_FORMAT,
      .help = "bytes: every byte is a token. u16, u32: raw little-endian tokens. llmc: llm.c's files. csv: rows with "
-             "a header, for mlp, linear and tape. idx: images as those of MNIST, big-endian behind a header, an image a "
-             "row of x0, x1, …; bytes are divided by 255, other numbers taken as they are. For mlp and linear."},
+             "a header, for mlp, cnn, linear and tape. idx: images as those of MNIST, big-endian behind a header, an image a "
+             "row of x0, x1, …; bytes are divided by 255, other numbers taken as they are. For mlp, cnn and linear."},
     {"data.train", KEY_PATHS, OF_DATA(n_train),
      .help = "A path, a glob or a list of them; what a glob matches is sorted."},
     {"data.validation", KEY_SPLIT, OF_DATA(n_validation), .fallback = "null", .most = 1, .above = true, .below = true,
@@ -447,7 +459,6 @@ static const char not_yet[] = "not offered by this version";
 const struct absent absent_keys[] = {
     {"observe", NULL, not_yet},
     {"observe.", NULL, not_yet},
-    {"model.type", "cnn", not_yet},
     {"batch.accumulate", NULL, "not a key: K follows from batch.global, batch.micro and the ranks"},
     {"batch.micro_batches", NULL, "not a key: M follows from batch.global and batch.micro"},
     {"precision.loss_scale.current", NULL,
@@ -470,6 +481,8 @@ ADJACENT(Gacc__V1__DataSection, n_document_ends, document_ends);
 ADJACENT(Gacc__V1__DataSection, n_mix, mix);
 ADJACENT(Gacc__V1__DataSection, n_validation_labels, validation_labels);
 ADJACENT(Gacc__V1__ModelSection, n_hidden, hidden);
+ADJACENT(Gacc__V1__ModelSection, n_image, image);
+ADJACENT(Gacc__V1__ModelSection, n_channels, channels);
 ADJACENT(Gacc__V1__ModelSection, n_init_values, init_values);
 ADJACENT(Gacc__V1__ModelSection, n_lora_targets, lora_targets);
 

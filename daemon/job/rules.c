@@ -14,7 +14,9 @@
 #include "proto/endpoint.h"
 #include "proto/optimizers.h"
 
-#define SMALL_SET 32  /* rows; the statistics of fewer are mostly noise */
+#define SMALL_SET 32 /* rows; the statistics of fewer are mostly noise */
+#define MOST_INPUTS 16777216u
+#define MOST_CONVOLUTIONS 16
 #define NAME_MOST 200 /* bytes of job.name: it becomes a file's name */
 
 /* fail(loading, key, ...): at the key's place in the file. */
@@ -149,6 +151,29 @@ static int model_numbers(struct loading *loading)
     return 0;
 }
 
+/* What is left of an image behind each convolution. */
+static int images(struct loading *loading)
+{
+    Gacc__V1__ModelSection *model = loading->job->model;
+    if (model->type != GACC__V1__MODEL_TYPE__MODEL_CNN) return 0;
+    if (model->n_image != 3)
+        return fail(loading, "model.image", "has %zu numbers: channels, height and width are wanted", model->n_image);
+    const uint64_t inputs = (uint64_t)model->image[0] * model->image[1] * model->image[2];
+    if (inputs > MOST_INPUTS)
+        return fail(loading, "model.image", "is of %" PRIu64 " numbers, more than %u", inputs, MOST_INPUTS);
+    if (model->n_channels == 0 || model->n_channels > MOST_CONVOLUTIONS)
+        return fail(loading, "model.channels", "are of %zu convolutions: 1 … %d are possible", model->n_channels,
+                    MOST_CONVOLUTIONS);
+    if (model->kernel % 2 == 0)
+        return fail(loading, "model.kernel", "%" PRIu32 " is even: the image would be shifted", model->kernel);
+    const uint32_t smaller = model->image[1] < model->image[2] ? model->image[1] : model->image[2];
+    if (model->pool != GACC__V1__POOL__POOL_NONE && smaller >> model->n_channels == 0)
+        return fail(loading, "model.pool", "%zu times leaves nothing of a height and width of %" PRIu32 " and %" PRIu32,
+                    model->n_channels, model->image[1], model->image[2]);
+    model->inputs = (uint32_t)inputs;
+    return 0;
+}
+
 /* Adapters there are where they have a rank. */
 static int adapters(struct loading *loading)
 {
@@ -175,11 +200,20 @@ static int norms(struct loading *loading)
 {
     const Gacc__V1__ModelSection *model = loading->job->model;
     const uint32_t micro = loading->job->batch->micro;
-    if (model->norm == GACC__V1__NORM__NORM_GROUP)
+    if (model->norm == GACC__V1__NORM__NORM_LAYER && model->type == GACC__V1__MODEL_TYPE__MODEL_CNN)
+        return fail(loading, "model.norm",
+                    "layer is for mlp: of an image, group with model.norm_groups 1 is over all of it");
+    if (model->norm == GACC__V1__NORM__NORM_GROUP) {
+        for (size_t i = 0; i < model->n_channels; i++)
+            if (model->channels[i] % model->norm_groups)
+                return fail(loading, "model.norm_groups",
+                            "%" PRIu32 " does not divide the %" PRIu32 " of model.channels", model->norm_groups,
+                            model->channels[i]);
         for (size_t i = 0; i < model->n_hidden; i++)
             if (model->hidden[i] % model->norm_groups)
                 return fail(loading, "model.norm_groups", "%" PRIu32 " does not divide the %" PRIu32 " of model.hidden",
                             model->norm_groups, model->hidden[i]);
+    }
     if (model->norm != GACC__V1__NORM__NORM_BATCH) return 0;
     if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO && micro == 1)
         return fail(loading, "batch.micro",
@@ -558,28 +592,11 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,
-        one_length,
-        model_numbers,
-        adapters,
-        data_for_model,
-        companions,
-        mixture,
-        global_batch,
-        ramp,
-        enough_for_ranks,
-        optimizers,
-        frozen_steps,
-        learning_rates,
-        numbers_of_the_update,
-        loss_scale,
-        schedule,
-        evaluation,
-        operators_tls,
-        files,
-        private_key,
-        doubtful_rate,
-        norms,
+        name_and_output,  one_length,    model_numbers, images,         adapters,
+        data_for_model,   companions,    mixture,       global_batch,   ramp,
+        enough_for_ranks, optimizers,    frozen_steps,  learning_rates, numbers_of_the_update,
+        loss_scale,       schedule,      evaluation,    operators_tls,  files,
+        private_key,      doubtful_rate, norms,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -115,8 +115,9 @@ int check_loss_by_definition(struct suite *suite, struct check *check, struct er
     double loss;
     if (!trial) return -(int)error->status;
     if (suite->job->model->norm == GACC__V1__NORM__NORM_BATCH &&
-        suite->job->model->norm_stats != GACC__V1__NORM_STATS__NORM_STATS_FROZEN)
-        return check_skip(check, "BatchNorm: a sequence has no loss without the others of its set");
+        suite->job->model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_WINDOW &&
+        suite->job->batch->weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
+        return check_skip(check, "BatchNorm takes the window together, and the mean is by micro-batch");
     int result = definition_loss(suite->job, trial->before, variant.sequences, variant.micro, &loss, error);
     if (result) return result;
     const double logged = trial->steps[0].loss;

@@ -7,7 +7,7 @@
 #include "worker/model.h"
 #include "worker/statistics.h"
 
-/* One sequence at a time. */
+/* One sequence at a time, or a set of them. */
 struct reader {
     const Gacc__V1__JobSpec *job;
     const double *parameters;
@@ -32,18 +32,18 @@ static int open_running(struct reader *reader, struct error *error)
     return result;
 }
 
-static int open_reader(struct reader *reader, struct error *error)
+static int open_reader(struct reader *reader, uint32_t rows, struct error *error)
 {
     struct data_shape shape;
     data_shape_of(reader->job->model, &shape);
     int result = model_open(&reader->model, reader->job->model, DTYPE_FP64, error);
     if (!result) result = data_open(&reader->data, reader->job->data, 't', &shape, error);
-    if (!result) result = micro_batch_open(&reader->batch, &shape, 1, error);
+    if (!result) result = micro_batch_open(&reader->batch, &shape, rows, error);
     if (!result) result = open_running(reader, error);
     if (result) return result;
     reader->kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
     if (!reader->kernels) return error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
-    return activations_open(&reader->activations, reader->model, reader->kernels, 1, false, error);
+    return activations_open(&reader->activations, reader->model, reader->kernels, rows, false, error);
 }
 
 static void close_reader(struct reader *reader)
@@ -56,51 +56,95 @@ static void close_reader(struct reader *reader)
     model_close(reader->model);
 }
 
+static uint64_t sequence_at(const struct reader *reader, uint32_t position)
+{
+    return data_sequence_at(reader->data, reader->job->job->seed, 0, position);
+}
+
+static struct pass pass_over(const struct reader *reader, double *loss)
+{
+    struct pass pass = {.kernels = reader->kernels,
+                        .parameters = reader->parameters,
+                        .batch = reader->batch,
+                        .feed = feed_of(reader->batch, reader->batch->block),
+                        .loss_sum = loss,
+                        .statistics = reader->statistics,
+                        .is_by_running = true};
+    pass.feed.dropout_key = NULL;
+    return pass;
+}
+
 /* The sum over its targets of the loss, and what each of them weighs; *whole: the weight of all of them. */
 static int read_sequence(struct reader *reader, uint32_t position, double *loss, double *weight, double *whole,
                          struct error *error)
 {
     struct micro_batch *batch = reader->batch;
-    const uint64_t sequence = data_sequence_at(reader->data, reader->job->job->seed, 0, position);
     micro_batch_clear(batch);
-    int result = data_read(reader->data, sequence, batch, error);
+    int result = data_read(reader->data, sequence_at(reader, position), batch, error);
     if (result) return result;
     *weight = batch->weight[0];
     *whole = batch->weight_sum;
     batch->weight[0] = 1;
     *loss = 0;
-    struct pass pass = {.kernels = reader->kernels,
-                        .parameters = reader->parameters,
-                        .batch = batch,
-                        .feed = feed_of(batch, batch->block),
-                        .loss_sum = loss,
-                        .statistics = reader->statistics,
-                        .is_by_running = true};
-    pass.feed.dropout_key = NULL;
+    struct pass pass = pass_over(reader, loss);
     model_forward(reader->model, &pass, reader->activations);
+    return 0;
+}
+
+/* Sequences i with their sum of w·ℓ and of w; what is masked may hold anything. */
+static int read_one_by_one(struct reader *reader, uint32_t first, uint32_t count, long double *loss,
+                           long double *weight, struct error *error)
+{
+    int result = 0;
+    for (uint32_t i = first; i < first + count && !result; i++) {
+        double one, each, whole;
+        result = read_sequence(reader, i, &one, &each, &whole, error);
+        if (!result && each > 0) *loss += (long double)each * (long double)one;
+        if (!result) *weight += (long double)whole;
+    }
+    return result;
+}
+
+/* The same of sequences that BatchNorm takes together. */
+static int read_set(struct reader *reader, uint32_t first, uint32_t count, long double *loss, long double *weight,
+                    struct error *error)
+{
+    struct micro_batch *batch = reader->batch;
+    double sum = 0;
+    int result = 0;
+    micro_batch_clear(batch);
+    for (uint32_t i = first; i < first + count && !result; i++)
+        result = data_read(reader->data, sequence_at(reader, i), batch, error);
+    if (result || !(batch->weight_sum > 0)) return result;
+    struct pass pass = pass_over(reader, &sum);
+    pass.is_by_running = false;
+    pass.is_alone = true;
+    model_forward(reader->model, &pass, reader->activations);
+    *loss = (long double)sum;
+    *weight = (long double)batch->weight_sum;
     return 0;
 }
 
 int definition_loss(const Gacc__V1__JobSpec *job, const double *parameters, uint32_t sequences, uint32_t micro,
                     double *loss, struct error *error)
 {
+    const bool has_sets = job->model->norm == GACC__V1__NORM__NORM_BATCH &&
+                          job->model->norm_stats != GACC__V1__NORM_STATS__NORM_STATS_FROZEN;
+    const bool at_once = has_sets && job->model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_WINDOW;
+    const uint32_t part = at_once ? sequences : micro;
     struct reader reader = {.job = job, .parameters = parameters};
-    long double sum = 0, weight_sum = 0, of_micro_batch = 0, micro_weight = 0, means = 0; /* weights have any size */
+    long double sum = 0, weight_sum = 0, means = 0; /* weights have any size */
     uint32_t micro_batches = 0;
-    int result = open_reader(&reader, error);
-    for (uint32_t i = 0; i < sequences && !result; i++) {
-        double one, weight, whole;
-        if ((result = read_sequence(&reader, i, &one, &weight, &whole, error))) break;
-        if (weight > 0) of_micro_batch += (long double)weight * (long double)one; /* what is masked may hold anything */
-        micro_weight += (long double)whole;
-        if ((i + 1) % micro && i + 1 < sequences) continue;
-        if (micro_weight > 0) {
-            sum += of_micro_batch;
-            weight_sum += micro_weight;
-            means += of_micro_batch / micro_weight;
-            micro_batches++;
-        }
-        of_micro_batch = micro_weight = 0;
+    int result = open_reader(&reader, has_sets ? part : 1, error);
+    for (uint32_t first = 0; first < sequences && !result; first += part) {
+        const uint32_t count = sequences - first < part ? sequences - first : part;
+        long double of_part = 0, weight = 0;
+        result = (has_sets ? read_set : read_one_by_one)(&reader, first, count, &of_part, &weight, error);
+        if (result || !(weight > 0)) continue;
+        sum += of_part;
+        weight_sum += weight;
+        means += of_part / weight;
+        micro_batches++;
     }
     close_reader(&reader);
     switch (job->batch->weighting) {

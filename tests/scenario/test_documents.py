@@ -75,7 +75,10 @@ class Documents(harness.Scenario):
         """On 8 ranks, with data of their formats."""
         tokens = bytes([1, 0]) * 4 * 1025
         text = self.write("text.txt", "To be, or not to be\n" * 1000)
-        environment = dict(self.environment, GACC_TEXT=text, GACC_TOKENS=self.directory, GACC_BASE=text)
+        environment = dict(self.environment, GACC_TEXT=text, GACC_TOKENS=self.directory, GACC_BASE=text,
+                           GACC_DIGITS=self.directory)
+        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            self.write(f"{name}-ubyte", b"")
         self.write("train.bin", tokens), self.write("val.bin", tokens)
         jobs = sorted(glob.glob(os.path.join(harness.ROOT, "deploy", "jobs", "*.yaml")))
         self.assertGreater(len(jobs), 2)

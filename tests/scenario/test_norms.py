@@ -1,5 +1,6 @@
 """Norms between layers (H1, H2): BatchNorm over micro-batches, over ranks, over the whole window, or by its running statistics,
 against a few lines of numpy; what moves the running ones, and what does not; GroupNorm, which no split changes."""
+import json
 import os
 
 import numpy
@@ -248,6 +249,21 @@ class Norms(toys.Training):
             done = self.run_job(job, ranks=0, output="refused")
             self.assertEqual(done.status, 78)
             self.assertIn(said, done.err)
+
+    def test_verify_says_which_of_them_depend_on_the_split(self):
+        said = {}
+        for norm, model in (("batch", {}), ("batch", {"norm_stats": "window"}), ("group", {"norm_groups": 1})):
+            job = mlp(norm, model)
+            job["data"]["train"] = "data"
+            self.write("data", toys.csv_text(job, MASKED))
+            self.write("job.yaml", json.dumps(job))
+            done = self.call(harness.GACCD, "verify", "job.yaml", "--output", "verified", limit=120)
+            self.assertEqual(done.status, 0, done.out)
+            said[model.get("norm_stats", norm)] = {line[:40].strip(): line[40:] for line in done.out.splitlines()}
+        self.assertIn("model.norm group or layer, or model.norm_stats window", said["batch"]["fp32: accumulated = whole"])
+        for stats in ("window", "group"):
+            self.assertIn("pass", said[stats]["fp32: accumulated = whole"])
+        self.assertIn("pass", said["window"]["norm: running statistics move once"])
 
     def test_running_statistics_belong_to_no_optimizer(self):
         job = mlp(optimizer="adamw", optimizer_={"weight_decay": 0.1, "groups": [{"match": "norms.*", "lr": 0.1}]})

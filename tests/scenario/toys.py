@@ -168,7 +168,8 @@ def csv_text(job, rows):
         columns = [f"g{i}" for i in range(model["size"])]
     else:
         outputs = 1 if model["type"] == "linear" or model.get("loss") == "cross_entropy" else model["outputs"]
-        columns = [f"x{i}" for i in range(model["inputs"])] + [f"y{i}" for i in range(outputs)]
+        inputs = model["inputs"] if "inputs" in model else math.prod(model["image"])
+        columns = [f"x{i}" for i in range(inputs)] + [f"y{i}" for i in range(outputs)]
     lines = [",".join(["weight", *columns])]
     for row in rows:
         row = (1, row) if isinstance(row, (int, float)) else row

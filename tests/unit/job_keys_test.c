@@ -75,6 +75,12 @@ static const char *const jobs[] = {
     "optimizer: {lr: 0.1}\n",
 
     "job: {steps: 1}\n"
+    "model: {type: cnn, image: [1, 4, 6], channels: [2, 3], kernel: 5, pool: average, hidden: [5], outputs: 2}\n"
+    "data: {format: csv, train: \"${DATA}\"}\n"
+    "batch: {global: 4, micro: 1}\n"
+    "optimizer: {lr: 0.1}\n",
+
+    "job: {steps: 1}\n"
     "model: {type: linear, inputs: 3, bias: false, init: {file: \"${DATA}\"}}\n"
     "data: {format: csv, train: \"${DATA}\"}\n"
     "batch: {global: 4, micro: 4}\n"

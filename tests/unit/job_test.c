@@ -223,7 +223,8 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
          "evaluation, checkpoint, recompute, control, verify"},
         {"job:", "job.steps: 3\njob:",
          "dir/job.yaml:1:1: job.steps: unknown key; sections are nested, not written with dots"},
-        {"gpt", "gtp", "dir/job.yaml:4:9: model.type: gtp is not one of gpt, mlp, linear, tape; did you mean gpt?"},
+        {"gpt", "gtp",
+         "dir/job.yaml:4:9: model.type: gtp is not one of gpt, mlp, cnn, linear, tape; did you mean gpt?"},
         {"job:", "precision: {compute: \"bf-16\"}\njob:",
          "dir/job.yaml:1:22: precision.compute: bf-16 is not one of fp32, bf16, fp16, fp64; did you mean bf16?"},
         {"job:", "precision: {compute: half}\njob:",
@@ -233,7 +234,7 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
         {"type: gpt", "type: gpt\n  activation: tanh",
          "dir/job.yaml:5:15: model.activation: tanh is not one of gelu, gelu_tanh"},
         {"type: gpt", "type: [gpt]",
-         "dir/job.yaml:4:9: model.type: is a list; it is not one of gpt, mlp, linear, tape"},
+         "dir/job.yaml:4:9: model.type: is a list; it is not one of gpt, mlp, cnn, linear, tape"},
     };
     REFUSED_EDITS(gpt, edits);
 }
@@ -286,7 +287,6 @@ static void what_this_version_lacks_is_called_by_its_name(void **state)
 {
     (void)state;
     static const struct edit edits[] = {
-        {"type: gpt", "type: cnn", "dir/job.yaml:4:9: model.type: cnn: not offered by this version"},
         {"job:", "observe: {}\njob:", "dir/job.yaml:1:1: observe: not offered by this version"},
     };
     REFUSED_EDITS(gpt, edits);
@@ -299,9 +299,9 @@ static void a_key_that_does_not_apply_is_refused_with_the_reason(void **state)
         {"size: 2", "size: 2, heads: 4",
          "dir/job.yaml:2:30: model.heads: does not apply with model.type tape, only with gpt"},
         {"size: 2", "size: 2, bias: true",
-         "dir/job.yaml:2:30: model.bias: does not apply with model.type tape, only with gpt, mlp, linear"},
+         "dir/job.yaml:2:30: model.bias: does not apply with model.type tape, only with gpt, mlp, cnn, linear"},
         {"size: 2", "size: 2, loss: mse",
-         "dir/job.yaml:2:30: model.loss: does not apply with model.type tape, only with mlp, linear"},
+         "dir/job.yaml:2:30: model.loss: does not apply with model.type tape, only with mlp, cnn, linear"},
         {"lr: 1", "lr: 1, eps: 1e-8",
          "dir/job.yaml:5:31: optimizer.eps: does not apply with optimizer.type sgd, only with adamw"},
         {"lr: 1", "lr: 1, betas: [0, 0]",

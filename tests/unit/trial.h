@@ -181,7 +181,8 @@ static inline void trial_check_gradient(struct trial *trial, uint64_t attempt, d
             largest = fmax(largest, fabs(trial_gradient(trial, i)));
             worst = fmax(worst, fabs(difference - trial_gradient(trial, i)));
         }
-        if (!(worst <= tolerance * fmax(largest, 1e-6)))
+        /* a gradient of nothing (a bias before BatchNorm) leaves the differences' own noise */
+        if (!(worst <= tolerance * fmax(largest, 1e-3)))
             fail_msg("%s: off by %g where the largest is %g", tensor->name, worst, largest);
     }
 }

@@ -9,8 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "worker/models/linear.h"
-#include "worker/models/norm.h"
+#include "worker/models/chain.h"
 
 struct layer {
     size_t in, out;
@@ -165,32 +164,64 @@ struct link {
     struct activated activated;
 };
 
+static size_t count_layers(const Gacc__V1__ModelSection *spec)
+{
+    return spec->n_hidden + 1;
+}
+
+size_t chain_bytes(const Gacc__V1__ModelSection *spec)
+{
+    return count_layers(spec) * sizeof(struct link);
+}
+
+size_t chain_tensors(const Gacc__V1__ModelSection *spec)
+{
+    return count_layers(spec) * (2 + NORM_TENSORS);
+}
+
+size_t chain_linears(const Gacc__V1__ModelSection *spec)
+{
+    return count_layers(spec);
+}
+
+size_t chain_stages(const Gacc__V1__ModelSection *spec)
+{
+    return count_layers(spec) * 3;
+}
+
+/* The i-th of the chain, layer `index` of the model. */
+static void add_link(struct model *model, struct link *link, size_t i, unsigned index, size_t in, bool reads_data)
+{
+    const Gacc__V1__ModelSection *spec = model->spec;
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "layers.%u.", index);
+    const bool last = i == spec->n_hidden, normed = !last && spec->norm != GACC__V1__NORM__NORM_NONE;
+    const size_t out = last ? spec->outputs : spec->hidden[i];
+    const enum activation activation = last ? ACTIVATE_NONE : activation_of(spec->activation);
+    link->layer = (struct layer){
+        .in = in, .out = out, .activation = normed ? ACTIVATE_NONE : activation, .first = reads_data, .last = last};
+    add_linear(model, &link->layer, prefix);
+    model_add_stage(model, &layer_class, index, &link->layer);
+    if (!normed) return;
+    norm_add(model, &link->norm, index, 1, out);
+    link->activated = (struct activated){activation, out};
+    activation_add(model, &link->activated, index);
+}
+
+void chain_add(struct model *model, void *memory, unsigned first, size_t inputs, bool reads_data)
+{
+    struct link *links = memory;
+    for (unsigned i = 0; i < count_layers(model->spec); i++)
+        add_link(model, &links[i], i, first + i, i == 0 ? inputs : model->spec->hidden[i - 1], reads_data && i == 0);
+}
+
 int mlp_build(struct model *model, struct error *error)
 {
     const Gacc__V1__ModelSection *spec = model->spec;
-    unsigned count = (unsigned)spec->n_hidden + 1;
-    int rc = model_reserve(model, (size_t)count * (2 + NORM_TENSORS), count, (size_t)count * 3,
-                           count * sizeof(struct link), error);
+    int rc =
+        model_reserve(model, chain_tensors(spec), chain_linears(spec), chain_stages(spec), chain_bytes(spec), error);
     if (rc < 0) return rc;
-    struct link *links = model->own;
-    for (unsigned i = 0; i < count; i++) {
-        char prefix[32];
-        snprintf(prefix, sizeof prefix, "layers.%u.", i);
-        const bool last = i == count - 1, normed = !last && spec->norm != GACC__V1__NORM__NORM_NONE;
-        const size_t out = last ? spec->outputs : spec->hidden[i];
-        const enum activation activation = last ? ACTIVATE_NONE : activation_of(spec->activation);
-        links[i].layer = (struct layer){.in = i == 0 ? spec->inputs : spec->hidden[i - 1],
-                                        .out = out,
-                                        .activation = normed ? ACTIVATE_NONE : activation,
-                                        .first = i == 0,
-                                        .last = last};
-        add_linear(model, &links[i].layer, prefix);
-        model_add_stage(model, &layer_class, i, &links[i].layer);
-        if (!normed) continue;
-        norm_add(model, &links[i].norm, i, 1, out);
-        links[i].activated = (struct activated){activation, out};
-        activation_add(model, &links[i].activated, i);
-    }
+    chain_add(model, model->own, 0, spec->inputs, true);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 
 /* Each fills table, stages and own of a model whose spec and compute_type are set. */
 int gpt_build(struct model *model, struct error *error);
+int cnn_build(struct model *model, struct error *error);
 int mlp_build(struct model *model, struct error *error);
 int linear_build(struct model *model, struct error *error);
 int tape_build(struct model *model, struct error *error);
