@@ -22,6 +22,8 @@
 /* An address that answers does so sooner than that on any network worth training on; then the next is tried beside it.
  */
 #define HEAD_START_SECONDS 0.25
+/* Until a coordinator is tried again that hangs up on those it does not know yet, as it does when too many come. */
+#define AGAIN_NANOSECONDS 50000000
 /* Listeners list a host's addresses in 1024 bytes; a name may stand for several. */
 #define TARGETS_MAX 64
 
@@ -168,10 +170,12 @@ static int cannot_reach(const char *addresses, int number, struct error *error)
     return error_set_errno(error, STATUS_UNAVAILABLE, number, "cannot reach the coordinator at %s", addresses);
 }
 
-static int open_tls(struct control_line *line, double end, struct error *error)
+/* *hung_up as in tls_socket_handshake. */
+static int open_tls(struct control_line *line, double end, bool *hung_up, struct error *error)
 {
+    *hung_up = false;
     int status = tls_open(&line->tls, line->context, error);
-    if (!status) status = tls_socket_handshake(line->tls, line->socket, end - now_seconds(), error);
+    if (!status) status = tls_socket_handshake(line->tls, line->socket, end - now_seconds(), hung_up, error);
     if (!status) return 0;
     tls_close(line->tls);
     line->tls = NULL;
@@ -188,10 +192,12 @@ static int connect_tcp(struct control_line *line, const char *addresses, double 
     for (struct target *target; (target = connect_first(&attempt, end));) {
         line->socket = target->fd;
         setsockopt(line->socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-        if (!line->context || !open_tls(line, end, &why_other)) return 0;
-        target->is_other = true;
+        bool hung_up;
+        if (!line->context || !open_tls(line, end, &hung_up, &why_other)) return 0;
+        target->is_other = !hung_up;
         give_up(&attempt, target, EPROTO);
         line->socket = -1;
+        if (hung_up) nanosleep(&(struct timespec){.tv_nsec = AGAIN_NANOSECONDS}, NULL);
     }
     if (!why_other.status) return cannot_reach(addresses, attempt.number, error);
     return error_set(error, STATUS_UNAVAILABLE, "cannot reach the coordinator at %s: %s", addresses, why_other.text);

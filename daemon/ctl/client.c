@@ -88,7 +88,8 @@ static int open_bytes(struct client *client, struct error *error)
     if (status) return status;
     client->fd = dial(client->target->endpoint, CLIENT_SECONDS);
     if (client->fd < 0) return outcome_unreachable(client->target, errno, error);
-    if (!client->tls || !tls_socket_handshake(client->tls, client->fd, CLIENT_SECONDS, error)) return 0;
+    bool hung_up; /* it is told what it is, as other failures of TLS are */
+    if (!client->tls || !tls_socket_handshake(client->tls, client->fd, CLIENT_SECONDS, &hung_up, error)) return 0;
     return outcome_no_tls(client->target, tls_fault(client->tls), error);
 }
 

@@ -21,6 +21,7 @@ enum kind {
     CERTIFIED, /* TLS, and an echo behind it */
     PLAIN,     /* answers whatever comes in plain text */
     SILENT,    /* says nothing */
+    CROWDED,   /* as CERTIFIED, but hangs up on the first three */
 };
 
 struct server {
@@ -61,10 +62,13 @@ static void echo(struct server *server, int fd)
 static void *serve(void *context)
 {
     struct server *server = context;
+    const bool certified = server->kind == CERTIFIED || server->kind == CROWDED;
+    int put_out = server->kind == CROWDED ? 3 : 0;
     for (int fd; (fd = accept(server->listener, NULL, NULL)) >= 0; close(fd)) {
         char bytes[4096];
-        if (server->kind == CERTIFIED) echo(server, fd);
-        while (server->kind != CERTIFIED && recv(fd, bytes, sizeof bytes, 0) > 0)
+        if (put_out-- > 0) continue;
+        if (certified) echo(server, fd);
+        while (!certified && recv(fd, bytes, sizeof bytes, 0) > 0)
             if (server->kind == PLAIN) send(fd, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, MSG_NOSIGNAL);
     }
     return NULL;
@@ -174,12 +178,26 @@ static void addresses_of_somebody_else_are_passed_over(void **unused)
     assert_int_equal(other.bytes, 0);
 }
 
+static void a_coordinator_that_hangs_up_is_tried_again(void **unused)
+{
+    (void)unused;
+    struct server server;
+    struct control_line line;
+    struct error error;
+    server_start(&server, CROWDED);
+    assert_int_equal(control_connect(&line, server.address, server.fingerprint, 30, &error), 0);
+    assert_echo(&line, "hello");
+    control_line_close(&line);
+    server_stop(&server);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_certificate_that_was_told_of_is_the_coordinators),
         cmocka_unit_test(who_is_not_the_coordinator_hears_nothing),
         cmocka_unit_test(addresses_of_somebody_else_are_passed_over),
+        cmocka_unit_test(a_coordinator_that_hangs_up_is_tried_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
