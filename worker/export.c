@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "worker/memory.h"
@@ -20,6 +21,7 @@
 #include "worker/session_internal.h"
 
 #define EXPORT_BLOCK (1u << 16) /* elements */
+#define ROOM_SECONDS 10
 
 struct export
 {
@@ -86,13 +88,25 @@ static int close_written(const struct export *export, int fd, int result, struct
     return result;
 }
 
+/* Where there is no room, a checkpoint that every rank has written to the end of its part may still go, because it
+ * failed, or an older one behind it: the coordinator sees to that meanwhile. */
+static int reserve(const struct session *session, int fd, off_t bytes)
+{
+    const struct timespec pause = {.tv_nsec = 20000000};
+    const double end = seconds_now() + (session->checkpoint ? ROOM_SECONDS : 0);
+    int number;
+    while (((number = posix_fallocate(fd, 0, bytes)) == ENOSPC || number == EDQUOT) && seconds_now() < end)
+        nanosleep(&pause, NULL);
+    return number;
+}
+
 /* Rank 0: the file in its whole length, its space reserved, its header in place. */
-static int create(const struct export *export, struct error *error)
+static int create(const struct session *session, const struct export *export, struct error *error)
 {
     int fd = open(export->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", export->temporary);
     int result = 0;
-    int reserved = posix_fallocate(fd, 0, (off_t) export->file.bytes);
+    int reserved = reserve(session, fd, (off_t) export->file.bytes);
     if (reserved == EOPNOTSUPP || reserved == EINVAL) reserved = ftruncate(fd, (off_t) export->file.bytes) ? errno : 0;
     if (reserved) result = error_set_errno(error, STATUS_IO, reserved, "%s", export->temporary);
     if (!result) result = write_at(export, fd, export->file.header, export->file.header_bytes, 0, error);
@@ -169,7 +183,7 @@ static int write_in_phases(struct session *session, struct export *export, struc
     bool first = session->comm->rank == 0;
     struct error own = {0};
     const void *master;
-    if (!session_read(session, BUFFER_MASTER, &master, &own) && first) create(export, &own);
+    if (!session_read(session, BUFFER_MASTER, &master, &own) && first) create(session, export, &own);
     int result = agree(session->comm, &own, error);
     if (!result) result = merge_gather(&export->merge, session, master, error);
     if (result) return result;

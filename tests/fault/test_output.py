@@ -43,6 +43,16 @@ class Output(faults.Faults):
         self.assertEqual(self.result("small/run")["optimizer_steps"], 5)
         self.assertEqual(os.listdir(os.path.join(self.directory, "small", "run", "final")), [])
 
+    def test_the_model_has_the_room_of_a_last_checkpoint_that_failed(self):
+        """Which the coordinator removes while the ranks begin to write the model."""
+        self.small_disk("350k")
+        run = os.path.join(self.directory, "small", "run")
+        for ranks in (0, 2, 0, 2):
+            done = self.run_job(self.gpt(steps=4, checkpoint={"every": 4}), ranks=ranks, output="small/run")
+            self.check_line(done, 0, "checkpoint step-00000004 failed: rank ", "No space left on device")
+            self.assertEqual(sorted(os.listdir(os.path.join(run, "final"))), ["config.json", "model.safetensors"])
+            shutil.rmtree(run)
+
     def test_a_read_only_file_system(self):
         self.small_disk("64k")
         self.call("mount", "-o", "remount,ro", os.path.join(self.directory, "small"))
