@@ -120,6 +120,27 @@ struct gradient_check {
                            number */
 };
 
+/* The network whose output's gradient by its inputs is penalised: layers y = activate(W·x + bias), the last one with
+ * one output and without activation. W [out, in]; bias NULL: none; dweight, dbias NULL: nobody wants them. */
+struct penalty_layer {
+    const compute *weight, *bias;
+    wide *dweight, *dbias;
+    size_t in, out;
+};
+enum { PENALTY_LAYERS = 65 };
+struct penalty {
+    struct penalty_layer layers[PENALTY_LAYERS];
+    size_t count;
+    enum activation activation;
+    double lambda;
+};
+static inline size_t penalty_scratch(const struct penalty *penalty)
+{
+    size_t numbers = penalty->layers[0].in;
+    for (size_t l = 0; l < penalty->count; l++) numbers += 2 * penalty->layers[l].in + 6 * penalty->layers[l].out;
+    return numbers;
+}
+
 struct kernels;
 struct recording; /* the backend's own */
 
@@ -290,6 +311,16 @@ struct kernel_table {
      */
     void (*linear_loss)(struct kernels *, const double *x, const double *weight, const compute *w, size_t rows,
                         size_t columns, double *loss_sum);
+
+    /* --- a critic's; NULL where they are not offered (on GPUs) -------------------------------------------------- */
+    /* ℓ = −y·ŷ; prediction, target, gradient [rows], otherwise as squared_error. */
+    void (*critic_loss)(struct kernels *, compute *gradient, const compute *prediction, const double *target,
+                        const double *weight, const wide *seed, size_t rows, double *loss_sum);
+    /* ℓ = share·λ·(|∂ŷ/∂x| − 1)² of the rows whose weight and share are not 0; x [rows, inputs], weight, share [rows]
+     * double. *loss_sum += Σ weight·ℓ; with seed (S·averaging·weight) not NULL the layers' gradients += that of Σ
+     * seed·ℓ. In the wide type throughout. scratch: penalty_scratch numbers of it. */
+    void (*gradient_penalty)(struct kernels *, const struct penalty *penalty, const double *x, const double *weight,
+                             const double *share, const wide *seed, size_t rows, double *loss_sum, void *scratch);
 
     /* --- parameters, gradients, shards ----------------------------------------------------------------------- */
     /* out [rows, columns] = x rounded once from double; a row of weight 0 becomes zeros, whatever stands in it. */

@@ -61,13 +61,21 @@ long double fault_in_divisor(const struct session *session, const struct step *s
     }
 }
 
+void fault_in_penalty(struct session *session, const struct step *step)
+{
+    const struct micro_batch *batch = session->batch;
+    if (session->options.faults.plant != PLANT_PENALTY_IN_FULL || !batch->share) return;
+    for (size_t row = 0; row < batch->rows; row++) batch->share[row] *= step->window->micro_batches;
+}
+
 double fault_in_scale(const struct session *session, const struct step *step)
 {
     const struct faults *faults = &session->options.faults;
     if (faults->overflow_at.step != step->plan->step || faults->overflow_at.micro_batch != session->batch->index ||
         (faults->overflow_at.scale > 0 && faults->overflow_at.scale != step->window->scale))
         return step->window->scale;
-    return session->compute_type == DTYPE_FP16 ? OVERFLOWS_FP16 : (double)INFINITY;
+    const bool is_all_fp16 = session->compute_type == DTYPE_FP16 && !(session->job->model->penalty > 0);
+    return is_all_fp16 ? OVERFLOWS_FP16 : (double)INFINITY;
 }
 
 static void without_dropout(struct pass *pass, const compute **in, const compute *out)

@@ -19,6 +19,7 @@ enum plant {
     PLANT_MICRO_BATCH_MEANS,  /* S·w/(M'·n_k), whatever the weighting */
     /* What a micro-batch is. */
     PLANT_PADDING_COUNTED,         /* targets of weight 0 add loss and gradient as if they weighed 1 */
+    PLANT_PENALTY_IN_FULL,         /* every micro-batch adds the penalty as if it were the only one */
     PLANT_DROPOUT_BY_ROW,          /* dropout is keyed by the row in the micro-batch, not by the sequence */
     PLANT_LAST_MICRO_BATCH_LOST,   /* the last one of every rank adds no gradient */
     PLANT_ACCUMULATOR_ROUNDED,     /* the gradient is kept in the compute type between micro-batches */
@@ -45,7 +46,7 @@ struct faults {
     bool self_check; /* not a fault: look for parameters that change inside a window (70 naming the tensor) */
     enum plant plant;
     /* Not a mistake but an event: the gradient of this micro-batch overflows, in fp16 already where activations'
-     * gradients are stored. step 0: never. */
+     * gradients are stored (but for a penalised model, of which not all is in fp16). step 0: never. */
     struct {
         uint64_t step;        /* attempt */
         uint32_t micro_batch; /* global */

@@ -178,6 +178,7 @@ struct feed feed_of(const struct micro_batch *batch, const void *block)
         .targets = in_copy(batch, batch->targets, block),
         .x = in_copy(batch, batch->x, block),
         .y = in_copy(batch, batch->y, block),
+        .share = in_copy(batch, batch->share, block),
         .dropout_key = in_copy(batch, batch->dropout_key, block),
     };
 }

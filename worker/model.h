@@ -53,6 +53,7 @@ struct feed {
     const wide *seed; /* S·averaging·w of each target of the row (tape: unused; forward only: unused) */
     const int32_t *tokens, *targets;
     const double *x, *y;
+    const double *share;         /* of a penalty */
     const uint64_t *dropout_key; /* NULL: no dropout (evaluation) */
 };
 

@@ -60,6 +60,10 @@ static int check_kernels(const struct session *session, struct error *error)
         return error_set(error, STATUS_JOB, "model.norm: group: not on --device %s yet", table->name);
     if (norm == GACC__V1__NORM__NORM_BATCH && !table->batchnorm_forward)
         return error_set(error, STATUS_JOB, "model.norm: batch: not on --device %s yet", table->name);
+    if (session->job->model->penalty > 0 && !table->gradient_penalty)
+        return error_set(error, STATUS_JOB, "model.penalty: not on --device %s", table->name);
+    if (session->job->model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN && !table->critic_loss)
+        return error_set(error, STATUS_JOB, "model.loss: wasserstein: not on --device %s", table->name);
     return 0;
 }
 

@@ -227,6 +227,7 @@ int fault_in_data(const struct session *session, const Gacc__V1__Plan *plan, uin
 void fault_in_batch(struct session *session);
 /* What the loss of the batch is divided by, and multiplied by. */
 long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor);
+void fault_in_penalty(struct session *session, const struct step *step);
 double fault_in_scale(const struct session *session, const struct step *step);
 void fault_in_recomputation(const struct session *session, struct pass *pass);
 bool fault_loses_backward(const struct session *session, const struct step *step);

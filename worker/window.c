@@ -54,9 +54,16 @@ static struct range micro_batch_positions(const Gacc__V1__Plan *plan, uint32_t i
     return (struct range){plan->first + begin, plan->first + end};
 }
 
+/* Where in the global batch the sequence at a position stands, from 0. */
+static uint64_t place_in_batch(const struct session *session, const Gacc__V1__Plan *plan, uint64_t position)
+{
+    const uint64_t place = position - plan->first;
+    return session->options.reversed ? plan->count - 1 - place : place;
+}
+
 static uint64_t sequence_at(const struct session *session, const Gacc__V1__Plan *plan, uint64_t position)
 {
-    if (session->options.reversed) position = plan->first + (plan->first + plan->count - 1 - position);
+    position = plan->first + place_in_batch(session, plan, position);
     return data_sequence_at(session->train, session->job->job->seed, plan->epoch, position);
 }
 
@@ -77,6 +84,24 @@ int window_read(struct session *session, const Gacc__V1__Plan *plan, uint32_t in
     return 0;
 }
 
+/* A penalty that is estimated once a step is the mean over the first rows of the global batch: whatever else of the
+ * loss is divided by, those have a share that makes up for it, and the others none. */
+static void share_penalty(const struct session *session, const Gacc__V1__Plan *plan, long double divisor)
+{
+    const struct micro_batch *batch = session->batch;
+    const uint64_t wanted = session->job->model->penalty_rows, rows = wanted < plan->count ? wanted : plan->count;
+    if (!batch->share || wanted == 0) return;
+    const uint64_t begin = micro_batch_positions(plan, batch->index).begin;
+    double weight = 0;
+    for (uint64_t place = 0; place < rows; place++)
+        weight += data_weight(session->train, data_sequence_at(session->train, session->job->job->seed, plan->epoch,
+                                                               plan->first + place));
+    for (size_t row = 0; row < batch->rows; row++)
+        batch->share[row] *= weight > 0 && place_in_batch(session, plan, begin + row) < rows
+                                 ? (double)(divisor / (long double)weight)
+                                 : 0;
+}
+
 /* The loss seed of every row of a micro-batch, S × averaging factor × w, formed in long double, whose range no weight
  * leaves: the only place where the loss is scaled or averaged. Returns S × averaging factor for the unit of the batch's
  * weights. */
@@ -89,6 +114,8 @@ static long double loss_seeds(struct session *session, const struct step *step)
     if (weighting == GACC__V1__WEIGHTING__WEIGHTING_TOKEN) divisor = (long double)window->weight;
     if (weighting == GACC__V1__WEIGHTING__WEIGHTING_MICROBATCH)
         divisor = (long double)window->micro_batches * (long double)batch->weight_sum;
+    share_penalty(session, step->plan, divisor);
+    fault_in_penalty(session, step);
     divisor = fault_in_divisor(session, step, divisor);
     const long double scale = ldexpl((long double)fault_in_scale(session, step), batch->exponent);
     for (size_t row = 0; row < batch->rows; row++) {

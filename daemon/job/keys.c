@@ -40,7 +40,8 @@ static const struct choice pools[] = {{"max", GACC__V1__POOL__POOL_MAX}, {"avera
 static const struct choice norm_stats[] = {{"micro", NORM_STATS(MICRO)}, {"frozen", NORM_STATS(FROZEN)},
     {"sync", NORM_STATS(SYNC)}, {"window", NORM_STATS(WINDOW)}, {0}};
 static const struct choice mlp_losses[] = {
-    {"mse", LOSS(MSE)}, {"half_mse", LOSS(HALF_MSE)}, {"cross_entropy", LOSS(CROSS_ENTROPY)}, {0}};
+    {"mse", LOSS(MSE)}, {"half_mse", LOSS(HALF_MSE)}, {"cross_entropy", LOSS(CROSS_ENTROPY)},
+    {"wasserstein", LOSS(WASSERSTEIN)}, {0}};
 static const struct choice linear_losses[] = {{"half_mse", LOSS(HALF_MSE)}, {"mse", LOSS(MSE)}, {0}};
 static const struct choice formats[] = {
     {"bytes", FORMAT(BYTES)}, {"u16", FORMAT(U16)}, {"u32", FORMAT(U32)}, {"llmc", FORMAT(LLMC)},
@@ -194,7 +195,16 @@ const struct key keys[] = {
      .help = "running = (1 − momentum)·running + momentum·the step's, once a step that is applied; the variance is unbiased."},
     {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "mse", .choices = mlp_losses, WHEN(IF_HIDDEN),
      .help = "mse: mean over outputs of (ŷ−y)². half_mse: sum over outputs of ½(ŷ−y)². cross_entropy: y0 is the "
-             "class."},
+             "class. wasserstein: −y·ŷ of one output, a critic's: y is 1 for what is real, −1 for what is not, 0 for what is "
+             "between them and only penalised."},
+    {"model.penalty", KEY_SECTION, NOWHERE, WHEN(IF_MLP),
+     .help = "Of the gradient of the one output by its inputs: λ·(|∂ŷ/∂x| − 1)² is added to the loss of a row, with wasserstein "
+             "of those rows whose y is 0. Worked out in fp32 (with fp64: fp64), on CPUs."},
+    {"model.penalty.lambda", KEY_NUMBER, OF_MODEL(penalty), .fallback = "", .above = true, .none_at_zero = true, WHEN(IF_MLP),
+     .help = "λ, as it is written: neither K nor S nor N changes what it does."},
+    {"model.penalty.rows", KEY_U32, OF_MODEL(penalty_rows), .fallback = "", .computed = "all, averaged as the loss is",
+     .least = 1, .most = COUNT_MOST, WHEN(IF_MLP),
+     .unit = "rows", .help = "Once a step: the mean over the first rows of the global batch, whatever its size."},
     {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "half_mse", .choices = linear_losses, WHEN(IF_LINEAR),
      .help = "half_mse: ½(ŷ−y)². mse: (ŷ−y)²."},
     {"model.size", KEY_U32, OF_MODEL(size), .least = 1, .most = COUNT_MOST, WHEN(IF_TAPE),

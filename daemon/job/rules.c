@@ -174,6 +174,27 @@ static int images(struct loading *loading)
     return 0;
 }
 
+/* A penalty is on the gradient of one number, a critic's loss of one. */
+static int critic(struct loading *loading)
+{
+    const Gacc__V1__ModelSection *model = loading->job->model;
+    const bool wasserstein = model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN;
+    const char *key = wasserstein ? "model.loss" : "model.penalty";
+    if (model->penalty_rows && !(model->penalty > 0))
+        return fail(loading, "model.penalty.rows", "is without effect: model.penalty.lambda is missing");
+    if (!(model->penalty > 0) && !wasserstein) return 0;
+    if (model->outputs != 1)
+        return fail(loading, key, "%sis for model.outputs 1, not %" PRIu32, wasserstein ? "wasserstein " : "",
+                    model->outputs);
+    if (!(model->penalty > 0)) return 0;
+    if (model->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY)
+        return fail(loading, "model.penalty", "does not go with model.loss cross_entropy");
+    if (model->norm != GACC__V1__NORM__NORM_NONE)
+        return fail(loading, "model.penalty", "does not go with model.norm: its second derivative is not offered");
+    if (model->lora_rank) return fail(loading, "model.penalty", "does not go with model.lora");
+    return 0;
+}
+
 /* Adapters there are where they have a rank. */
 static int adapters(struct loading *loading)
 {
@@ -592,11 +613,12 @@ static int private_key(struct loading *loading)
 int job_finish(struct loading *loading)
 {
     static int (*const rules[])(struct loading *) = {
-        name_and_output,  one_length,    model_numbers, images,         adapters,
-        data_for_model,   companions,    mixture,       global_batch,   ramp,
-        enough_for_ranks, optimizers,    frozen_steps,  learning_rates, numbers_of_the_update,
-        loss_scale,       schedule,      evaluation,    operators_tls,  files,
-        private_key,      doubtful_rate, norms,
+        name_and_output, one_length,   model_numbers,  images,
+        critic,          adapters,     data_for_model, companions,
+        mixture,         global_batch, ramp,           enough_for_ranks,
+        optimizers,      frozen_steps, learning_rates, numbers_of_the_update,
+        loss_scale,      schedule,     evaluation,     operators_tls,
+        files,           private_key,  doubtful_rate,  norms,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -17,6 +17,7 @@ struct reader {
     struct activations *activations;
     struct statistics *statistics; /* NULL: the model has no norm that goes by running ones */
     struct kernels *kernels;
+    long double penalties, penalised; /* of a penalty that is estimated once a step: Σ w·P and Σ w of its rows */
 };
 
 static int open_running(struct reader *reader, struct error *error)
@@ -74,9 +75,19 @@ static struct pass pass_over(const struct reader *reader, double *loss)
     return pass;
 }
 
-/* The sum over its targets of the loss, and what each of them weighs; *whole: the weight of all of them. */
-static int read_sequence(struct reader *reader, uint32_t position, double *loss, double *weight, double *whole,
-                         struct error *error)
+/* The loss of the sequence in the batch, each of its targets weighing 1. */
+static double loss_of_sequence(struct reader *reader)
+{
+    double loss = 0;
+    struct pass pass = pass_over(reader, &loss);
+    model_forward(reader->model, &pass, reader->activations);
+    return loss;
+}
+
+/* The sum over its targets of the loss, and what each of them weighs; *whole: the weight of all of them. *penalty: of a
+ * penalty that is estimated once a step, which is then not in the loss; else 0. */
+static int read_sequence(struct reader *reader, uint32_t position, double *loss, double *penalty, double *weight,
+                         double *whole, struct error *error)
 {
     struct micro_batch *batch = reader->batch;
     micro_batch_clear(batch);
@@ -85,9 +96,13 @@ static int read_sequence(struct reader *reader, uint32_t position, double *loss,
     *weight = batch->weight[0];
     *whole = batch->weight_sum;
     batch->weight[0] = 1;
-    *loss = 0;
-    struct pass pass = pass_over(reader, loss);
-    model_forward(reader->model, &pass, reader->activations);
+    *loss = loss_of_sequence(reader);
+    *penalty = 0;
+    if (!batch->share || reader->job->model->penalty_rows == 0) return 0;
+    batch->share[0] = 0;
+    *penalty = *loss;
+    *loss = loss_of_sequence(reader);
+    *penalty -= *loss;
     return 0;
 }
 
@@ -97,8 +112,12 @@ static int read_one_by_one(struct reader *reader, uint32_t first, uint32_t count
 {
     int result = 0;
     for (uint32_t i = first; i < first + count && !result; i++) {
-        double one, each, whole;
-        result = read_sequence(reader, i, &one, &each, &whole, error);
+        double one, penalty, each, whole;
+        result = read_sequence(reader, i, &one, &penalty, &each, &whole, error);
+        if (!result && each > 0 && i < reader->job->model->penalty_rows) {
+            reader->penalties += (long double)each * (long double)penalty;
+            reader->penalised += (long double)each;
+        }
         if (!result && each > 0) *loss += (long double)each * (long double)one;
         if (!result) *weight += (long double)whole;
     }
@@ -157,5 +176,6 @@ int definition_loss(const Gacc__V1__JobSpec *job, const double *parameters, uint
     default:
         *loss = (double)(sum / weight_sum);
     }
+    if (reader.penalised > 0) *loss += (double)(reader.penalties / reader.penalised);
     return result;
 }

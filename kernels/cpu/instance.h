@@ -37,6 +37,8 @@
 #define cpu_cross_entropy INSTANCE(cpu_cross_entropy)
 #define cpu_squared_error INSTANCE(cpu_squared_error)
 #define cpu_linear_loss INSTANCE(cpu_linear_loss)
+#define cpu_critic_loss INSTANCE(cpu_critic_loss)
+#define cpu_gradient_penalty INSTANCE(cpu_gradient_penalty)
 #define cpu_cast_rows INSTANCE(cpu_cast_rows)
 #define cpu_cast INSTANCE(cpu_cast)
 #define cpu_accumulate INSTANCE(cpu_accumulate)
@@ -71,6 +73,8 @@ CPU_KERNEL(attention_backward);
 CPU_KERNEL(cross_entropy);
 CPU_KERNEL(squared_error);
 CPU_KERNEL(linear_loss);
+CPU_KERNEL(critic_loss);
+CPU_KERNEL(gradient_penalty);
 CPU_KERNEL(cast_rows);
 CPU_KERNEL(cast);
 CPU_KERNEL(accumulate);

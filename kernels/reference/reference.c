@@ -22,7 +22,7 @@ static size_t row_stride(struct linear_shape shape)
     return shape.stride ? shape.stride : shape.out;
 }
 
-static double activate(enum activation activation, double x)
+double reference_activate(enum activation activation, double x)
 {
     switch (activation) {
     case ACTIVATE_NONE:
@@ -39,7 +39,7 @@ static double activate(enum activation activation, double x)
     return (double)NAN;
 }
 
-static double activation_slope(enum activation activation, double x)
+double reference_slope(enum activation activation, double x)
 {
     switch (activation) {
     case ACTIVATE_NONE:
@@ -69,7 +69,7 @@ static void linear_forward(struct kernels *kernels, compute *y_, compute *pre_, 
             double sum = bias ? bias[o] : 0;
             for (size_t i = 0; i < shape.in; i++) sum += x[r * shape.in + i] * w[weight_index(shape, i, o)];
             if (activation != ACTIVATE_NONE && pre) pre[r * row_stride(shape) + o] = sum;
-            y[r * row_stride(shape) + o] = activate(activation, sum);
+            y[r * row_stride(shape) + o] = reference_activate(activation, sum);
         }
     }
 }
@@ -88,8 +88,8 @@ static void linear_backward_input(struct kernels *kernels, compute *dx_, compute
             const size_t at = r * shape.in + i;
             if (activation != ACTIVATE_NONE) {
                 const double x = pre[at];
-                sum *= activation_slope(activation, x);
-                if (activated) activated[at] = activate(activation, x);
+                sum *= reference_slope(activation, x);
+                if (activated) activated[at] = reference_activate(activation, x);
             }
             dx[at] = sum;
         }
@@ -124,7 +124,7 @@ static void activation_forward(struct kernels *kernels, compute *y, const comput
                                size_t n)
 {
     (void)kernels;
-    for (size_t i = 0; i < n; i++) ((double *)y)[i] = activate(activation, ((const double *)x)[i]);
+    for (size_t i = 0; i < n; i++) ((double *)y)[i] = reference_activate(activation, ((const double *)x)[i]);
 }
 
 static void activation_backward(struct kernels *kernels, compute *dx, const compute *dy, const compute *x,
@@ -132,7 +132,7 @@ static void activation_backward(struct kernels *kernels, compute *dx, const comp
 {
     (void)kernels;
     for (size_t i = 0; i < n; i++)
-        ((double *)dx)[i] = ((const double *)dy)[i] * activation_slope(activation, ((const double *)x)[i]);
+        ((double *)dx)[i] = ((const double *)dy)[i] * reference_slope(activation, ((const double *)x)[i]);
 }
 
 static void drop(struct kernels *kernels, compute *out_, const compute *x_, const struct dropout *dropout, size_t batch,
@@ -409,6 +409,8 @@ static const struct kernel_table reference_table = {
     .cross_entropy = cross_entropy,
     .squared_error = squared_error,
     .linear_loss = linear_loss,
+    .critic_loss = reference_critic_loss,
+    .gradient_penalty = reference_gradient_penalty,
     .cast_rows = cast_rows,
     .cast = cast,
     .accumulate = accumulate,

@@ -33,4 +33,12 @@ void reference_pool_forward(struct kernels *, compute *y, const compute *x, enum
 void reference_pool_backward(struct kernels *, compute *dx, const compute *dy, const compute *x, enum pooling pooling,
                              struct image_shape shape);
 
+double reference_activate(enum activation activation, double x);
+double reference_slope(enum activation activation, double x);
+
+void reference_critic_loss(struct kernels *, compute *gradient, const compute *prediction, const double *target,
+                           const double *weight, const wide *seed, size_t rows, double *loss_sum);
+void reference_gradient_penalty(struct kernels *, const struct penalty *penalty, const double *x, const double *weight,
+                                const double *share, const wide *seed, size_t rows, double *loss_sum, void *scratch);
+
 #endif

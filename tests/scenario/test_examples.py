@@ -85,6 +85,24 @@ class Examples(harness.Scenario):
             moved = not numpy.array_equal(tensor, out.tensors[name])
             self.assertEqual(moved, name.endswith("attn.c_attn.weight"), name)
 
+    def test_gradient_penalty(self):
+        """The critic finds the distance 2 and the slope 1 + 1/λ; and the rows before it had a penalty of another size."""
+        found = []
+        for ranks in (0, 2):
+            out = self.run_example("gradient-penalty", ranks, ["job.steps=150", "batch.micro=100"])
+            found.append(out.column("loss"))
+            self.assertAlmostEqual(found[-1][-1], -0.7, 1)
+        self.assertAlmostEqual(found[0][0] / found[1][0], 1, 5)
+
+    def test_gradient_penalty(self):
+        """The critic finds the distance 2 and the slope 1 + 1/λ, on one rank and on two whose shares are uneven."""
+        found = []
+        for ranks in (0, 2):
+            out = self.run_example("gradient-penalty", ranks, "job.steps=150", "batch.micro=100")
+            found.append(out.column("loss"))
+            self.assertAlmostEqual(found[-1][-1], -0.7, 1)
+        self.assertAlmostEqual(found[0][0] / found[1][0], 1, 5)
+
 
 if __name__ == "__main__":
     harness.main()

@@ -86,7 +86,7 @@ class Verify(harness.Scenario):
         job, text = harness.gpt()
         found = self.check_all_pass(job, text, "text.txt", caught=20)
         self.assertEqual({control["fault"] for control in found["negative_controls"] if control["skipped"]},
-                         {"masked targets counted", "only the rank that overflowed skips", "recomputed without dropout",
+                         {"masked targets counted", "penalty in full in every micro-batch", "only the rank that overflowed skips", "recomputed without dropout",
                           "recomputed from the next block's input"})
 
     def test_a_language_model_passes_over_mpi(self):

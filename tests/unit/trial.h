@@ -95,6 +95,7 @@ static inline void trial_read(struct trial *trial, uint64_t first, size_t rows)
         uint64_t s = first + r;
         batch->sequence[r] = s;
         batch->weight[r] = 1;
+        if (batch->share) batch->share[r] = 1;
         for (size_t i = 0; i < shape->context; i++) {
             batch->tokens[r * shape->context + i] = (int32_t)(fabs(trial_random(1, s * 1000 + i)) * shape->vocab);
             batch->targets[r * shape->context + i] = (int32_t)(fabs(trial_random(1, s * 1000 + i + 1)) * shape->vocab);

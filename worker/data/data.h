@@ -20,6 +20,8 @@ struct data_shape {
     uint32_t inputs, outputs; /* mlp, linear: x0…, y0…; with classes > 0, outputs is 1 and y0 is a class below it */
     uint32_t classes;
     uint32_t size; /* tape: g0… */
+    bool penalty;  /* rows have shares of a penalty, */
+    bool between;  /* those whose y is not 0 have none */
 };
 void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape);
 
@@ -39,6 +41,8 @@ struct micro_batch {
     int32_t *targets;      /* [rows, context], or [rows] classes, else NULL; −1: masked */
     double *x;             /* [rows, inputs], or the g of a tape [rows, size]; else NULL */
     double *y;             /* [rows, outputs], else NULL */
+    double *share; /* [rows] what the penalty of the row is multiplied by besides its weight, else NULL: 1, or 0 where
+                      there is none, and nobody says otherwise */
     void *block;
     size_t block_bytes;
 };

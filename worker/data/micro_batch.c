@@ -41,6 +41,7 @@ static bool lay_out(struct micro_batch *batch, const struct data_shape *shape)
     batch->targets = lay(&carver, &enough, rows, targets, sizeof *batch->targets);
     batch->x = lay(&carver, &enough, rows, values, sizeof *batch->x);
     batch->y = lay(&carver, &enough, rows, outputs, sizeof *batch->y);
+    batch->share = lay(&carver, &enough, rows, shape->penalty, sizeof *batch->share);
     batch->block_bytes = carver.used;
     return enough;
 }

@@ -75,7 +75,9 @@ static void take_loss(const struct stage *stage, struct pass *pass, compute *pre
     const struct kernel_table *k = pass->kernels->table;
     const wide *seed = pass->gradients ? feed->seed : NULL;
     size_t outputs = layer->out;
-    if (stage->model->spec->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY) {
+    if (stage->model->spec->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN) {
+        k->critic_loss(pass->kernels, prediction, prediction, feed->y, feed->weight, seed, feed->rows, pass->loss_sum);
+    } else if (stage->model->spec->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY) {
         k->cross_entropy(pass->kernels, prediction, feed->targets, feed->weight, seed, feed->rows, 1, outputs, outputs,
                          pass->loss_sum);
     } else {
@@ -136,6 +138,79 @@ static const struct stage_class layer_class = {
     .backward = layer_backward,
 };
 
+/* A layer and what follows it. */
+struct link {
+    struct layer layer;
+    struct norm norm;
+    struct activated activated;
+};
+
+/* --- the penalty ------------------------------------------------------------------------------------------------- */
+
+/* The last stage, which has no tensor of its own: it looks at the data and at all layers' parameters, and adds to all
+ * their gradients before their own backward does. */
+
+static void describe_penalty(const struct stage *stage, const struct pass *pass, struct penalty *penalty)
+{
+    const struct link *links = stage->parameters;
+    const Gacc__V1__ModelSection *spec = stage->model->spec;
+    penalty->count = spec->n_hidden + 1;
+    penalty->activation = activation_of(spec->activation);
+    penalty->lambda = spec->penalty;
+    for (size_t l = 0; l < penalty->count; l++) {
+        penalty->layers[l] = (struct penalty_layer){.in = links[l].layer.in, .out = links[l].layer.out};
+        if (!pass) continue;
+        const struct linear *linear = &links[l].layer.linear;
+        penalty->layers[l].weight = tensor_parameters(pass, linear->weight);
+        penalty->layers[l].bias = tensor_parameters(pass, linear->bias);
+        if (!pass->gradients) continue;
+        penalty->layers[l].dweight = tensor_gradient(pass, linear->weight);
+        penalty->layers[l].dbias = tensor_gradient(pass, linear->bias);
+    }
+}
+
+static size_t penalty_no_bytes(const struct stage *stage, size_t rows)
+{
+    (void)stage, (void)rows;
+    return 0;
+}
+
+static size_t penalty_scratch_bytes(const struct stage *stage, size_t rows)
+{
+    struct penalty penalty;
+    (void)rows;
+    describe_penalty(stage, NULL, &penalty);
+    return penalty_scratch(&penalty) * dtype_size(dtype_wide(stage->model->compute_type));
+}
+
+static void penalty_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *saved,
+                            void *scratch)
+{
+    (void)in, (void)out, (void)saved;
+    const struct feed *feed = &pass->feed;
+    struct penalty penalty;
+    describe_penalty(stage, pass, &penalty);
+    pass->kernels->table->gradient_penalty(pass->kernels, &penalty, feed->x, feed->weight, feed->share,
+                                           pass->gradients ? feed->seed : NULL, feed->rows, pass->loss_sum, scratch);
+}
+
+/* The forward has done it. */
+static void penalty_backward(const struct stage *stage, struct pass *pass, compute *din, const compute *dout,
+                             const compute *in, void *saved, void *scratch)
+{
+    (void)stage, (void)pass, (void)din, (void)dout, (void)in, (void)saved, (void)scratch;
+}
+
+static const struct stage_class penalty_class = {
+    .name = "penalty",
+    .works_on_host = true,
+    .out_bytes = penalty_no_bytes,
+    .saved_bytes = penalty_no_bytes,
+    .scratch_bytes = penalty_scratch_bytes,
+    .forward = penalty_forward,
+    .backward = penalty_backward,
+};
+
 /* --- tables --------------------------------------------------------------------------------------------------------
  */
 
@@ -156,13 +231,6 @@ static void add_linear(struct model *model, struct layer *layer, const char *pre
             "%sbias", prefix);
     linear_offer(&layer->linear, model);
 }
-
-/* A layer and what follows it. */
-struct link {
-    struct layer layer;
-    struct norm norm;
-    struct activated activated;
-};
 
 static size_t count_layers(const Gacc__V1__ModelSection *spec)
 {
@@ -186,7 +254,7 @@ size_t chain_linears(const Gacc__V1__ModelSection *spec)
 
 size_t chain_stages(const Gacc__V1__ModelSection *spec)
 {
-    return count_layers(spec) * 3;
+    return count_layers(spec) * 3 + (spec->penalty > 0);
 }
 
 /* The i-th of the chain, layer `index` of the model. */
@@ -222,6 +290,7 @@ int mlp_build(struct model *model, struct error *error)
         model_reserve(model, chain_tensors(spec), chain_linears(spec), chain_stages(spec), chain_bytes(spec), error);
     if (rc < 0) return rc;
     chain_add(model, model->own, 0, spec->inputs, true);
+    if (spec->penalty > 0) model_add_stage(model, &penalty_class, (unsigned)count_layers(spec), model->own);
     return 0;
 }
 
