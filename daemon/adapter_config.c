@@ -51,17 +51,13 @@ int adapter_readme_write(const Gacc__V1__ModelSection *model, const char *path, 
 {
     FILE *file = fopen(path, "w");
     if (!file) return error_set_errno(error, STATUS_IO, errno, "%s", path);
-    fprintf(file,
-            "model.safetensors is the whole model, its adapters merged: each adapted weight is W + alpha/rank * B*A, "
-            "of the\n"
-            "shape and name it has in the base. It is used as any model without adapters, and can be the base of "
-            "others.\n\n"
-            "adapter_model.safetensors and adapter_config.json are the adapters alone (rank %u, alpha %g), for the "
-            "base they\n"
-            "were trained on, as the peft library loads them. Use one or the other: on top of model.safetensors the "
-            "adapters\n"
-            "would count twice.\n",
-            model->lora_rank, model->lora_alpha);
+    fprintf(
+        file,
+        "model.safetensors is the whole model, its adapters merged: each adapted weight is W + alpha/rank * B*A, of\n"
+        "the shape and name it has in the base. It is used as any model without adapters, and can be their base.\n\n"
+        "adapter/ holds the adapters alone (rank %u, alpha %g), for the base they were trained on, as the peft\n"
+        "library loads them. One or the other: on top of model.safetensors the adapters would count twice.\n",
+        model->lora_rank, model->lora_alpha);
     const bool failed = ferror(file);
     return fclose(file) || failed ? error_set_errno(error, STATUS_IO, errno ? errno : EIO, "%s", path) : 0;
 }

@@ -1,4 +1,6 @@
-/* What stands beside adapter_model.safetensors in final/: what the peft library wants to know, and what people do. */
+/* What stands beside adapter_model.safetensors: what the peft library wants to know. In a folder of its own, since the
+ * transformers library takes a model beside an adapter for the adapter's base. And in final/ what people want to know.
+ */
 #ifndef GACC_ADAPTER_CONFIG_H
 #define GACC_ADAPTER_CONFIG_H
 

@@ -589,12 +589,13 @@ static int export_model(const struct launch *launch, struct session *session, st
     const Gacc__V1__ModelSection *model = launch->job->model;
     const bool first = launch->place.rank == 0;
     char path[PATH_MAX]; /* the coordinator has seen that these paths are not too long */
-    if (first) mkdir(final_path(launch, "", path), 0777); /* a failure shows when the model is written, on all ranks */
+    if (first) mkdir(final_path(launch, "", path), 0777); /* a failure shows when files are written, on all ranks */
+    if (first && model->lora_rank > 0) mkdir(final_path(launch, "/adapter", path), 0777);
     int status = session_write_model(session, final_path(launch, "/model.safetensors", path), error);
     if (!status && model->lora_rank > 0)
-        status = session_write_adapters(session, final_path(launch, "/adapter_model.safetensors", path), error);
+        status = session_write_adapters(session, final_path(launch, "/adapter/adapter_model.safetensors", path), error);
     if (!status && first && model->lora_rank > 0)
-        status = adapter_config_write(model, final_path(launch, "/adapter_config.json", path), error);
+        status = adapter_config_write(model, final_path(launch, "/adapter/adapter_config.json", path), error);
     if (!status && first && model->lora_rank > 0)
         status = adapter_readme_write(model, final_path(launch, "/README.md", path), error);
     if (!status && first && model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)

@@ -26,7 +26,8 @@ static int path_in(char *path, const char *directory, const char *name, struct e
 /* What would keep a job from writing its model when it has trained. */
 static int check_final(const char *directory, const Gacc__V1__ModelSection *model, struct error *error)
 {
-    const char *longest = model->lora_rank ? "final/adapter_model.safetensors.tmp" : "final/model.safetensors.tmp";
+    const char *longest =
+        model->lora_rank ? "final/adapter/adapter_model.safetensors.tmp" : "final/model.safetensors.tmp";
     char path[PATH_MAX];
     struct stat facts;
     int status = path_in(path, directory, longest, error);

@@ -73,9 +73,14 @@ class Adapters(toys.Training):
 
     def final_files(self):
         files = {}
-        for name in os.listdir(self.final("")):
-            with open(self.final(name), "rb") as file:
-                files[name] = file.read()
+        for folder in (self.final(""), self.final("adapter")):
+            for name in os.listdir(folder):
+                if name != "adapter":
+                    with open(os.path.join(folder, name), "rb") as file:
+                        files[name] = file.read()
+        self.assertEqual(
+            sorted(files), ["README.md", "adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"]
+        )
         return files
 
     def test_one_number_by_hand(self):
@@ -97,7 +102,7 @@ class Adapters(toys.Training):
             )
             out = self.train(job, [(1, 1, 1, 5)])
             self.assert_near([out.steps[0]["loss"], out.steps[0]["grad_norm"]], [2, (16**2 + 2 * 2**2) ** 0.5], allowed)
-            adapters = toys.read_safetensors(self.final("adapter_model.safetensors"))
+            adapters = toys.read_safetensors(self.final("adapter/adapter_model.safetensors"))
             self.assert_near(adapters["base_model.model.layers.0.lora_A.weight"], [[0.8, 2.8]], 1e-6)
             self.assert_near(adapters["base_model.model.layers.0.lora_B.weight"], [[-1.1]], 1e-6)
             self.assert_near(out.tensors["layers.0.weight"], [[0.24, -5.16]], 2e-6)
@@ -157,7 +162,7 @@ class Adapters(toys.Training):
         again["model"]["init"] = {"file": merged}
         again["optimizer"]["lr"] = 0
         self.assertNotEqual(self.train(again, tokens(8 * 20 + 1)).steps[0]["loss"], begun.steps[0]["loss"])
-        again["model"]["init"] = {"file": os.path.join(os.path.dirname(merged), "adapter_model.safetensors")}
+        again["model"]["init"] = {"file": os.path.join(os.path.dirname(merged), "adapter", "adapter_model.safetensors")}
         out = self.train(again, tokens(8 * 20 + 1), expect=65)
         self.assertIn("the model has no tensor base_model", out.err)
 
@@ -219,13 +224,13 @@ class Adapters(toys.Training):
         job = gpt(layers=2, steps=1, batch=2, lr=0.1)
         job["model"]["lora"] = {"rank": 2, "alpha": 4, "targets": ["h.1.*"], "dropout": 0.1}
         self.train(job, tokens(8 * 10 + 1))
-        with open(self.final("adapter_config.json")) as file:
+        with open(self.final("adapter/adapter_config.json")) as file:
             config = json.load(file)
         layers = ["h.1.attn.c_attn", "h.1.attn.c_proj", "h.1.mlp.c_fc", "h.1.mlp.c_proj"]
         self.assertEqual([config[key] for key in ("peft_type", "r", "lora_alpha", "lora_dropout")], ["LORA", 2, 4, 0.1])
         self.assertEqual((config["target_modules"], config["fan_in_fan_out"], config["bias"]), (layers, True, "none"))
         names = [f"base_model.model.transformer.{layer}.lora_{letter}.weight" for layer in layers for letter in "AB"]
-        self.assertEqual(sorted(toys.read_safetensors(self.final("adapter_model.safetensors"))), sorted(names))
+        self.assertEqual(sorted(toys.read_safetensors(self.final("adapter/adapter_model.safetensors"))), sorted(names))
 
     def test_adapters_are_in_groups_and_under_the_norm(self):
         """Their own learning rates (LoRA+), and one half frozen: A then keeps every bit. Patterns that match nothing that is
