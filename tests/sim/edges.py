@@ -85,7 +85,7 @@ class Modules:
     """Builds the simulated module with one source changed."""
 
     def __init__(self, build, directory):
-        self.folder = os.path.join(build, "tests", "sim")
+        self.build, self.folder = build, os.path.join(build, "tests", "sim")
         self.directory = directory
         with open(os.path.join(build, "compile_commands.json")) as file:
             self.commands = [entry for entry in json.load(file) if "gacc_cuda_simulated.dir" in entry["command"]]
@@ -98,12 +98,20 @@ class Modules:
         for name in ("gaccd", "gacc_cuda.so"):
             shutil.copy(os.path.join(self.folder, "program", "daemon", name), program)
         if replaced:
-            with open(os.path.join(self.folder, "CMakeFiles", "gacc_cuda_simulated.dir", "link.txt")) as file:
-                words = shlex.split(file.read())
+            folder, words = self.linking()
             words = [replaced.get(word, word) for word in words]
             words[words.index("-o") + 1] = os.path.join(program, "gacc_cuda.so")
-            subprocess.run(words, cwd=self.folder, check=True)
+            subprocess.run(words, cwd=folder, check=True)
         return os.path.join(program, "gaccd")
+
+    def linking(self):
+        """The folder and the words of the command that links the module, of whichever generator the build is."""
+        line = os.path.join(self.folder, "CMakeFiles", "gacc_cuda_simulated.dir", "link.txt")
+        if os.path.exists(line):
+            with open(line) as file:
+                return self.folder, shlex.split(file.read())
+        said = subprocess.run(["ninja", "-t", "commands", "tests/sim/gacc_cuda.so"], cwd=self.build, capture_output=True, text=True, check=True)
+        return self.build, [word for word in shlex.split(said.stdout.splitlines()[-1]) if word not in (":", "&&")]
 
     def without(self, source, change):
         with open(os.path.join(ROOT, source)) as file:
