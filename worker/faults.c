@@ -135,13 +135,13 @@ static int flip_a_bit(struct session *session, struct error *error)
     return result;
 }
 
-int fault_after_micro_batch(struct session *session, const struct step *step, struct error *error)
+int fault_after_micro_batch(struct session *session, const struct step *step, uint32_t k, struct error *error)
 {
     const struct faults *faults = &session->options.faults;
     int result = 0;
     if (faults->plant == PLANT_ACCUMULATOR_ROUNDED) result = round_accumulator(session, error);
-    if (!result && faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank)
-        result = flip_a_bit(session, error);
+    const bool writes = faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank;
+    if (!result && writes && k == 0) result = flip_a_bit(session, error); /* once: twice would be as if never */
     return result;
 }
 

@@ -149,9 +149,8 @@ static bool open_staged(void *context, uint32_t k, struct pass *pass)
 static void staged_done(void *context, uint32_t k)
 {
     struct staged *staged = context;
-    (void)k;
     count_batch(staged->session, staged->step);
-    if (!staged->error.status) fault_after_micro_batch(staged->session, staged->step, &staged->error);
+    if (!staged->error.status) fault_after_micro_batch(staged->session, staged->step, k, &staged->error);
 }
 
 /* All of the window's micro-batches together; a rank that cannot take part has none, so that no other waits for it. */
@@ -207,7 +206,7 @@ static int accumulate_one_by_one(struct session *session, struct step *step, str
             running_stand_by(session);
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
-        result = fault_after_micro_batch(session, step, error);
+        result = fault_after_micro_batch(session, step, k, error);
         if (result) return result;
         comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);

@@ -52,6 +52,7 @@ void check_run(enum check_index index, struct suite *suite, struct check *check)
 
 /* The trials in which faults show, as the checks have them; for controls.c. False: this job has none such; *why. */
 bool checks_plain(struct suite *suite, struct variant *variant, const char **why);   /* fp32, two ranks */
+bool checks_frozen(struct suite *suite, struct variant *variant, const char **why);  /* the same, watched */
 bool checks_dropout(struct suite *suite, struct variant *variant, const char **why); /* … with dropout */
 bool checks_short(struct suite *suite, struct variant *variant, const char **why);   /* a short batch between */
 /* The job's own type, recomputing as the job does. */

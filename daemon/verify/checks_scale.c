@@ -46,6 +46,15 @@ bool checks_scaled(struct suite *suite, struct variant *variant, const char **wh
     return true;
 }
 
+/* Steps at the same S in both. A forward knows no S: the loss of the step behind them is the same to the bit, however
+ * coarse the gradients are. */
+static uint64_t steps_before_growth(const struct trial *growing, const struct trial *steady)
+{
+    uint64_t step = 0;
+    while (step < steady->step_count && growing->steps[step].loss_scale == steady->steps[step].loss_scale) step++;
+    return step;
+}
+
 /* S doubles from step to step (by deepspeed's rules from the second on), and the updates are none the smaller. */
 int check_growth(struct suite *suite, struct check *check, struct error *error)
 {
@@ -69,6 +78,14 @@ int check_growth(struct suite *suite, struct check *check, struct error *error)
     check->ratio = trial_update_norm(a) / update;
     check_say(check, "three steps while S grows from %g to %g, against three at %g", a->steps[0].loss_scale,
               a->steps[2].loss_scale, b->steps[0].loss_scale);
+    const uint64_t behind = steps_before_growth(a, b);
+    if (a->steps[behind].loss != b->steps[behind].loss) {
+        check->pass = false;
+        check_say(check,
+                  "the step at S = %g behind which S grows is another than where it does not: then the loss is "
+                  "%.17g, not %.17g",
+                  b->steps[0].loss_scale, a->steps[behind].loss, b->steps[behind].loss);
+    }
     return 0;
 }
 

@@ -7,10 +7,19 @@
 
 /* ---- parameters, communication, memory ---- */
 
+bool checks_frozen(struct suite *suite, struct variant *variant, const char **why)
+{
+    (void)why;
+    *variant = variant_split(suite, FP32, suite_ranks(suite));
+    variant->self_check = 1;
+    return true;
+}
+
 int check_frozen_window(struct suite *suite, struct check *check, struct error *error)
 {
-    struct variant variant = variant_split(suite, FP32, suite_ranks(suite));
-    variant.self_check = 1;
+    const char *why;
+    struct variant variant;
+    checks_frozen(suite, &variant, &why);
     const struct trial *trial = suite_applied(suite, &variant, 0, error);
     if (!trial) return -(int)error->status;
     check_judge(check, 0, 0);

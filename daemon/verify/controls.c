@@ -118,7 +118,7 @@ static const struct {
      {.parameter_write_at_step = 1},
      DECISION_FAITHFUL,
      CHECK_WINDOW_FROZEN,
-     checks_plain,
+     checks_frozen,
      ""},
     {"update from scaled gradients",
      {.plant = PLANT_NOT_UNSCALED},

@@ -181,9 +181,13 @@ class Verify(harness.Scenario):
         job, data = mlp()
         job["batch"]["micro"] = 2  # the least, whatever the machine can afford
         done = self.verify(job, data, "mlp.csv", arguments=["--sequences", "11"])
+        self.assertEqual(done.status, 0, done.out)
         self.assertEqual(done.out.splitlines()[0], "probe: 11 sequences in 6 micro-batches of 2, the last of 1")
         self.assertIn("30 checks passed, 0 failed, 4 skipped", done.out.splitlines()[-1])
         self.assertIn("receipt: run/verify.json", done.out.splitlines()[-1])
+        for count in ("4", "8"):  # an even number of micro-batches for a rank: what is done twice must not be as if never done
+            done = self.verify(job, data, "mlp.csv", arguments=["--sequences", count])
+            self.assertRegex(done.out, r"\nparameters written in a window +window: parameters are frozen\n")
         for words, why in ((["--sequences", "41"], "the training data hold 40"), (["--sequences", "x"], "--sequences x")):
             done = self.verify(job, data, "mlp.csv", arguments=words)
             self.assertEqual(done.status, 64)
