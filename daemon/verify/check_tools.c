@@ -94,14 +94,17 @@ const struct trial *suite_applied(struct suite *suite, const struct variant *var
                   variant->steps);
         return NULL;
     }
-    for (uint64_t i = first; i < trial->step_count; i++)
-        if (trial->steps[i].verdict != VERDICT_IS_APPLY) {
-            error_set(error, STATUS_NUMERICS,
-                      "step %" PRIu64 " is not applied: its gradient is not finite, or it has "
-                      "no weight",
-                      i + 1);
-            return NULL;
-        }
+    for (uint64_t i = first; i < trial->step_count; i++) {
+        const enum verdict_kind verdict = trial->steps[i].verdict;
+        if (verdict == VERDICT_IS_APPLY) continue;
+        const bool is_all = i == 0 && variant->sequences >= suite->probe.sequences; /* which has to have some */
+        if (verdict == VERDICT_IS_EMPTY && !is_all)
+            error_set(error, STATUS_REFUSED, "no sequence of step %" PRIu64 " has weight", i + 1);
+        else
+            error_set(error, STATUS_NUMERICS, "step %" PRIu64 " is not applied: %s", i + 1,
+                      verdict == VERDICT_IS_EMPTY ? "no sequence has weight" : "its gradient is not finite");
+        return NULL;
+    }
     return trial;
 }
 
@@ -195,13 +198,16 @@ uint32_t suite_ranks(const struct suite *suite)
 struct tolerance check_adamw_tolerance(const struct trial *right, double floor)
 {
     const double norm = measure_distance(right->gradient, NULL, right->parameters);
-    return (struct tolerance){ABSOLUTE, RELATIVE, right->gradient,
-                              FLOORS * floor * norm / sqrt((double)right->parameters)};
+    return (struct tolerance){.absolute = ABSOLUTE,
+                              .relative = RELATIVE,
+                              .signal = right->gradient,
+                              .noise = FLOORS * floor * norm / sqrt((double)right->parameters)};
 }
 
 void check_judge_adamw(struct check *check, const struct trial *a, const struct trial *b, double floor)
 {
-    const struct tolerance tolerance = check_adamw_tolerance(b, floor);
+    struct tolerance tolerance = check_adamw_tolerance(b, floor);
+    tolerance.other = a->gradient;
     const struct closeness found = measure_closeness(a->after, b->after, b->parameters, &tolerance);
     check_judge(check, found.outside, ADAMW_OUTSIDE);
     check_say(check, "share outside 1e-5 + 1e-4·|parameter|; %zu gradients of nothing but noise left out",

@@ -68,6 +68,8 @@ int check_growth(struct suite *suite, struct check *check, struct error *error)
     if ((result = yardstick_floor(suite, FP16, growing.loss_scale, &floor, error))) return result;
     const struct trial *a = suite_applied(suite, &growing, 0, error);
     const struct trial *b = a ? suite_applied(suite, &steady, 0, error) : NULL;
+    if (!b && error->status == STATUS_NUMERICS && suite->job->precision->compute != FP16)
+        return check_skip(check, "%s, and the job does not compute in fp16", error->text);
     if (!b) return -(int)error->status;
     const double update = trial_update_norm(b);
     if (update == 0) return check_skip(check, "the gradient of the probe is zero");

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define SHIFT 1e-5 /* of the parameters' norm, for a central difference in fp64 */
+#define SHIFT 1e-7 /* of the parameters' norm, for a central difference in fp64 */
 
 static const struct tolerance allclose = {.absolute = ABSOLUTE, .relative = RELATIVE};
 

@@ -85,7 +85,7 @@ int check_memory(struct suite *suite, struct check *check, struct error *error)
     const struct variant many = variant_split(suite, FP32, 1);
     struct variant one = many;
     one.sequences = one.micro;
-    const struct trial *trial = suite_applied(suite, &one, 0, error);
+    const struct trial *trial = suite_trial(suite, &one, error); /* with weight or without */
     if (!trial) return -(int)error->status;
     const double at_one = (double)bytes_of(&trial->memory);
     if (!(trial = suite_applied(suite, &many, 0, error))) return -(int)error->status;

@@ -34,10 +34,11 @@ double measure_distance(const double *a, const double *b, size_t count)
 struct closeness measure_closeness(const double *a, const double *b, size_t count, const struct tolerance *tolerance)
 {
     struct closeness closeness = {0};
-    const double *signal = tolerance->signal;
+    const double *signal = tolerance->signal, *other = tolerance->other ? tolerance->other : signal;
     size_t outside = 0;
     for (size_t i = 0; i < count; i++) {
-        if (signal && signal[i] != 0 && fabs(signal[i]) <= tolerance->noise) {
+        const bool is_weak = signal && fabs(signal[i]) <= tolerance->noise && fabs(other[i]) <= tolerance->noise;
+        if (is_weak && (signal[i] != 0 || other[i] != 0)) {
             closeness.left_out++;
             continue;
         }

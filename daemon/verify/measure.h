@@ -18,11 +18,12 @@ struct comparison measure_compare(const double *a, const double *b, size_t count
 /* ‖a − b‖; b NULL: ‖a‖. */
 double measure_distance(const double *a, const double *b, size_t count);
 
-/* What numpy and torch call allclose: |a − b| ≤ absolute + relative·|b|, element by element. Elements whose `signal` is
- * not above `noise` in magnitude, and is not 0, are left out; signal NULL: none. */
+/* What numpy and torch call allclose: |a − b| ≤ absolute + relative·|b|, element by element. Elements of whose `signal`
+ * and `other` none is above `noise` in magnitude are left out, unless all are 0; signal NULL: none, other NULL: there
+ * is one signal. */
 struct tolerance {
     double absolute, relative;
-    const double *signal; /* [count], or NULL */
+    const double *signal, *other; /* [count], or NULL */
     double noise;
 };
 struct closeness {

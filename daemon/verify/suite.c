@@ -167,18 +167,29 @@ struct variant variant_whole(const struct suite *suite, Gacc__V1__Compute type)
     return variant;
 }
 
-/* The initial parameters and `shift` times the direction of the gradient there. */
-static int set_shifted(struct suite *suite, Gacc__V1__ModelSection *spec, const struct variant *variant,
-                       struct error *error)
+/* `value` with a significand of so many bits. */
+static double rounded(double value, int bits)
+{
+    int exponent;
+    const double significand = frexp(value, &exponent);
+    return ldexp(nearbyint(ldexp(significand, bits)), exponent - bits);
+}
+
+/* The initial parameters with fewer bits, or `shift` times the direction of the gradient there from where they are. */
+static int set_moved(struct suite *suite, Gacc__V1__ModelSection *spec, const struct variant *variant,
+                     struct error *error)
 {
     struct variant centre = *variant;
     centre.shift = 0;
+    centre.bits = 0;
     const struct trial *at = suite_trial(suite, &centre, error);
     if (!at) return -(int)error->status;
     const double norm = measure_distance(at->gradient, NULL, at->parameters);
     double *values = malloc(at->parameters * sizeof *values);
     if (!values) return error_set(error, STATUS_INTERNAL, "out of memory for initial values");
-    for (uint64_t i = 0; i < at->parameters; i++) values[i] = at->before[i] + variant->shift * at->gradient[i] / norm;
+    for (uint64_t i = 0; i < at->parameters; i++)
+        values[i] = variant->bits ? rounded(at->before[i], (int)variant->bits)
+                                  : at->before[i] + variant->shift * at->gradient[i] / norm;
     int result = set_initial(spec, values, error);
     free(values);
     return result;
@@ -206,7 +217,8 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     set_optimizers(job, variant);
     set_data(job->data, variant, &suite->probe);
     int result = set_precision(job->precision, variant, error);
-    return !result && variant->shift != 0 ? set_shifted(suite, job->model, variant, error) : result;
+    const bool moves = variant->shift != 0 || variant->bits != 0;
+    return !result && moves ? set_moved(suite, job->model, variant, error) : result;
 }
 
 /* --- trials -------------------------------------------------------------------------------------------------- */
@@ -215,7 +227,7 @@ static bool is_same(const struct variant *a, const struct variant *b)
 {
     return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
 }
-_Static_assert(sizeof(struct variant) == 11 * 8 + 12 * 4, "no padding in struct variant");
+_Static_assert(sizeof(struct variant) == 12 * 8 + 12 * 4, "no padding in struct variant");
 
 static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
 {

@@ -35,6 +35,7 @@ struct variant {
     uint64_t retries;                                /* 0: an overflow is skipped; else it passes at a lower S */
     uint64_t keeps_activations;                      /* 0 or 1: whatever the job says of recompute */
     uint64_t keeps_groups;                           /* 0 or 1: ratios of lr, and decays, as the job has them */
+    uint64_t bits;                                   /* of the initial parameters' significands; 0: all */
     uint32_t compute;                                /* Gacc__V1__Compute */
     uint32_t sequences, micro, ranks;                /* ranks: RANKS_OF_LAUNCHER or threads */
     uint32_t warmup, interval;                       /* interval 0: the scale does not grow */

@@ -175,6 +175,25 @@ class Verify(harness.Scenario):
         self.assertIn("NOT VERIFIED", done.out)
         self.assertIn("look first at fp32 accumulation", done.out)
 
+    def normed(self, **norm):
+        return mlp(model={"type": "mlp", "inputs": 8, "hidden": [12, 12, 12], "outputs": 2, "activation": "relu", **norm})
+
+    def test_a_bias_before_batchnorm_has_a_gradient_of_noise_which_adamw_follows(self):
+        job, data = self.normed(norm="batch", norm_stats="window")
+        done = self.verify(job, data, "mlp.csv", arguments=["--sequences", "12"])
+        self.assertEqual(done.status, 0, done.out)
+        self.assertRegex(done.out, r"\nfp32: one AdamW step .* pass\n")
+
+    def test_a_type_that_is_too_coarse_for_the_model_fails_the_job_that_computes_in_it(self):
+        """Groups of six that relu has left little of: bf16 holds half of the gradient."""
+        job, data = self.normed(norm="group", norm_groups=2)
+        done = self.verify(job, data, "mlp.csv", arguments=["--sequences", "5"])
+        self.assertEqual(done.status, 0, done.out)
+        self.assertRegex(done.out, r"\nbf16: = fp64 reference kernels +skipped: .* bf16 is too coarse for this model")
+        done = self.verify(dict(job, precision={"compute": "bf16"}), data, "mlp.csv", arguments=["--sequences", "5"])
+        self.assertEqual(done.status, 76, done.out)
+        self.assertRegex(done.out, r"\nbf16: = fp64 reference kernels .* FAIL\n")
+
     # --- the command ---
 
     def test_the_size_of_the_probe_can_be_chosen_and_is_printed(self):

@@ -89,6 +89,18 @@ static void elements_of_nothing_but_noise_are_left_out(void **state)
     assert_near(measure_closeness(a, b, 0, &tolerance).outside, 0, 0);
 }
 
+/* 0 on one side and noise on the other is noise; noise on one side and more on the other, or no number, is not. */
+static void noise_is_where_both_signals_are(void **state)
+{
+    (void)state;
+    const double a[] = {5, 5, 5, 5}, b[] = {1, 1, 1, 1}, signal[] = {0, 0.01, 0.01, 0},
+                 other[] = {0.02, 1, (double)NAN, 0};
+    const struct tolerance tolerance = {.absolute = 0.1, .signal = signal, .other = other, .noise = 0.02};
+    struct closeness found = measure_closeness(a, b, COUNT(a), &tolerance);
+    assert_int_equal(found.left_out, 1);
+    assert_near(found.outside, 1, 0);
+}
+
 /* Relative differences 0.1, 0.5, 0 (both zero), 3e6·… of a zero against the least 1e-6: sorted 0, 0.1, 0.5, 2. */
 static void the_median_is_of_relative_differences(void **state)
 {
@@ -109,6 +121,7 @@ int main(void)
         cmocka_unit_test(what_is_not_finite_never_passes),
         cmocka_unit_test(closeness_is_what_allclose_calls_so),
         cmocka_unit_test(elements_of_nothing_but_noise_are_left_out),
+        cmocka_unit_test(noise_is_where_both_signals_are),
         cmocka_unit_test(the_median_is_of_relative_differences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
