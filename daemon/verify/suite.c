@@ -175,21 +175,32 @@ static double rounded(double value, int bits)
     return ldexp(nearbyint(ldexp(significand, bits)), exponent - bits);
 }
 
-/* The initial parameters with fewer bits, or `shift` times the direction of the gradient there from where they are. */
+/* A number in (−1, 1) for each parameter, the same in every run. */
+static double stirring(uint64_t index)
+{
+    return 2 * ((double)(index * 7919 % 10007) + 0.5) / 10007 - 1;
+}
+
+/* The initial parameters with fewer bits, stirred, or moved along the gradient from where they are, stirred or not. */
 static int set_moved(struct suite *suite, Gacc__V1__ModelSection *spec, const struct variant *variant,
                      struct error *error)
 {
     struct variant centre = *variant;
-    centre.shift = 0;
     centre.bits = 0;
+    if (variant->shift != 0)
+        centre.shift = 0;
+    else
+        centre.stir = 0;
     const struct trial *at = suite_trial(suite, &centre, error);
     if (!at) return -(int)error->status;
     const double norm = measure_distance(at->gradient, NULL, at->parameters);
+    const double along = variant->shift != 0 ? variant->shift / norm : 0;
     double *values = malloc(at->parameters * sizeof *values);
     if (!values) return error_set(error, STATUS_INTERNAL, "out of memory for initial values");
     for (uint64_t i = 0; i < at->parameters; i++)
-        values[i] = variant->bits ? rounded(at->before[i], (int)variant->bits)
-                                  : at->before[i] + variant->shift * at->gradient[i] / norm;
+        values[i] = variant->bits         ? rounded(at->before[i], (int)variant->bits)
+                    : variant->shift != 0 ? at->before[i] + along * at->gradient[i]
+                                          : at->before[i] + variant->stir * stirring(i);
     int result = set_initial(spec, values, error);
     free(values);
     return result;
@@ -217,7 +228,7 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     set_optimizers(job, variant);
     set_data(job->data, variant, &suite->probe);
     int result = set_precision(job->precision, variant, error);
-    const bool moves = variant->shift != 0 || variant->bits != 0;
+    const bool moves = variant->shift != 0 || variant->stir != 0 || variant->bits != 0;
     return !result && moves ? set_moved(suite, job->model, variant, error) : result;
 }
 
@@ -227,7 +238,7 @@ static bool is_same(const struct variant *a, const struct variant *b)
 {
     return memcmp(a, b, sizeof *a) == 0; /* no padding: eight-byte numbers first, an even count of others */
 }
-_Static_assert(sizeof(struct variant) == 12 * 8 + 12 * 4, "no padding in struct variant");
+_Static_assert(sizeof(struct variant) == 13 * 8 + 12 * 4, "no padding in struct variant");
 
 static int run(struct suite *suite, const struct variant *variant, struct trial *trial, struct error *error)
 {

@@ -29,6 +29,7 @@ struct variant {
     double rate, clip, dropout; /* dropout < 0: the job's own */
     double loss_scale;          /* fp16 */
     double shift;               /* the initial parameters are moved so far along the gradient of the probe in fp64 */
+    double stir;                /* before that each by up to so much, this way or that */
     uint64_t train; /* the train set ends after so many sequences and is read in order; 0: as the job has it */
     uint64_t steps;
     uint64_t rounded;                                /* 0 or 1: gradients travel as bf16 */

@@ -175,8 +175,14 @@ class Verify(harness.Scenario):
         self.assertIn("NOT VERIFIED", done.out)
         self.assertIn("look first at fp32 accumulation", done.out)
 
-    def normed(self, **norm):
-        return mlp(model={"type": "mlp", "inputs": 8, "hidden": [12, 12, 12], "outputs": 2, "activation": "relu", **norm})
+    def normed(self, hidden=(12, 12, 12), **norm):
+        return mlp(model={"type": "mlp", "inputs": 8, "hidden": list(hidden), "outputs": 2, "activation": "relu", **norm})
+
+    def test_on_a_kink_the_slope_is_taken_beside_it(self):
+        """A channel that is 0 in every row is normalised to 0, where relu has two slopes."""
+        job, data = self.normed((16, 8), norm="batch", norm_stats="micro")
+        done = self.verify(job, data, "mlp.csv", arguments=["--sequences", "9"])
+        self.assertRegex(done.out, r"\nfp64: gradient = slope of the loss .* pass\n")
 
     def test_a_bias_before_batchnorm_has_a_gradient_of_noise_which_adamw_follows(self):
         job, data = self.normed(norm="batch", norm_stats="window")
