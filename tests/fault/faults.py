@@ -58,7 +58,7 @@ class Faults(harness.Scenario):
                 os.remove(os.path.join(self.temporary, left))
         for left in self.unused_shared_memory():
             shutil.rmtree("/dev/shm/" + left, ignore_errors=True)
-        for name in ("connection.json", "lock.json"):
+        for name in harness.ONLY_WHILE_IT_RUNS:
             if os.path.exists(os.path.join(self.directory, "run", name)):
                 os.remove(os.path.join(self.directory, "run", name))
 

@@ -84,14 +84,7 @@ class Disk(toys.Training, faults.Faults):
         running.process.wait()
         harness.until_empty(self.processes, 10)
         self.environment = self.plain
-        for left in os.listdir(self.temporary):
-            shutil.rmtree(self.path("tmp", left), ignore_errors=True)
-        for left in os.listdir("/dev/shm"):
-            if left.startswith("gaccd-") and left not in self.shared_memory and not harness.is_mapped("/dev/shm/" + left):
-                shutil.rmtree("/dev/shm/" + left, ignore_errors=True)
-        for name in ("connection.json", "lock.json"):
-            if os.path.exists(self.path("run", name)):
-                os.remove(self.path("run", name))
+        self.clear_up()
         return found
 
     def durable(self, inode, kind):
