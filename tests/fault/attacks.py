@@ -159,7 +159,7 @@ def floods(*kinds):
         for at, one in enumerate(kinds):
             with Peer(target) as peer:
                 peer.send(target.begin())
-                peer.send(one * 20000 * how.scale)
+                peer.send(one * 20000 * how.scale, how.seconds)
                 if not peer.is_closed(how.seconds):
                     raise OSError(f"kind {at} is endured")
         return True
@@ -170,7 +170,7 @@ def rapid_reset(target, how):
     """Calls that are begun and reset at once: closed."""
     with Peer(target) as peer:
         for stream in range(1, 10000 * how.scale, 2):
-            if not peer.send(target.begin(stream=stream) + frame(RST_STREAM, 0, stream, struct.pack(">I", 8))):
+            if not peer.send(target.begin(stream=stream) + frame(RST_STREAM, 0, stream, struct.pack(">I", 8)), how.seconds):
                 break
         return peer.is_closed(how.seconds)
 
@@ -189,7 +189,7 @@ def resets_that_the_server_causes(target, how):
     for mistake in MISTAKES:
         with Peer(target) as peer:
             for stream in range(1, 10000 * how.scale, 2):
-                if not peer.send(target.begin(stream=stream) + mistake(stream)):
+                if not peer.send(target.begin(stream=stream) + mistake(stream), how.seconds):
                     break
             if not peer.is_closed(how.seconds):
                 return False
@@ -202,7 +202,7 @@ def continuation_flood(target, how):
         with Peer(target) as peer:
             peer.send(frame(HEADERS, 0, 1, http2.request(target.path)))
             for _ in range(200 * how.scale):
-                if not peer.send(piece * (100 if len(piece) < 100 else 1)):
+                if not peer.send(piece * (100 if len(piece) < 100 else 1), how.seconds):
                     break
             if not peer.is_closed(how.seconds):
                 return False
