@@ -195,6 +195,16 @@ static bool is_recomputed(const struct stage *stage)
     return stage->model->recomputes && stage->class->recompute;
 }
 
+static size_t bytes_of(size_t (*bytes)(const struct stage *, size_t rows), const struct stage *stage, size_t rows)
+{
+    return bytes ? bytes(stage, rows) : 0;
+}
+
+size_t stage_out_bytes(const struct stage *stage, size_t rows)
+{
+    return bytes_of(stage->class->out_bytes, stage, rows);
+}
+
 /* Forward only, a stage's saved memory is free for the next one, and two outputs take turns. With a backward every
  * stage has both for itself, but recomputed ones share the saved memory of one. Returns the bytes of it all. */
 static size_t lay_out(struct activations *activations, const struct model *model)
@@ -203,11 +213,11 @@ static size_t lay_out(struct activations *activations, const struct model *model
     struct carver carver = {.base = (uintptr_t)activations->arena};
     for (size_t i = 0; i < model->stage_count; i++) {
         const struct stage *stage = &model->stages[i];
-        size_t out = stage->class->out_bytes(stage, activations->rows);
-        size_t saved = stage->class->saved_bytes(stage, activations->rows);
+        size_t out = stage_out_bytes(stage, activations->rows);
+        size_t saved = bytes_of(stage->class->saved_bytes, stage, activations->rows);
         out_most = larger(out_most, out);
         saved_most = larger(saved_most, saved);
-        scratch_most = larger(scratch_most, stage->class->scratch_bytes(stage, activations->rows));
+        scratch_most = larger(scratch_most, bytes_of(stage->class->scratch_bytes, stage, activations->rows));
         if (is_recomputed(stage)) recomputed_most = larger(recomputed_most, saved);
         if (!activations->backward) continue;
         activations->stages[i].out = carve(&carver, out);

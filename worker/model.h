@@ -98,9 +98,10 @@ struct pass {
 struct stage_class {
     const char *name;
     bool works_on_host; /* its passes do work of their own on the host: they cannot be recorded and replayed */
+    /* NULL: none. scratch is shared by all stages and holds nothing between calls. */
     size_t (*out_bytes)(const struct stage *, size_t rows);
     size_t (*saved_bytes)(const struct stage *, size_t rows);
-    size_t (*scratch_bytes)(const struct stage *, size_t rows); /* shared by all stages, holds nothing between calls */
+    size_t (*scratch_bytes)(const struct stage *, size_t rows);
     void (*forward)(const struct stage *, struct pass *, const compute *in, compute *out, void *saved, void *scratch);
     void (*recompute)(const struct stage *, struct pass *, const compute *in, void *saved, void *scratch);
     void (*backward)(const struct stage *, struct pass *, compute *din, const compute *dout, const compute *in,
@@ -147,6 +148,8 @@ struct model {
     void *own;                     /* the model's own memory, freed with it */
 };
 
+/* What it hands on. */
+size_t stage_out_bytes(const struct stage *stage, size_t rows);
 /* 0: it needs no statistics. */
 size_t stage_channels(const struct stage *stage);
 

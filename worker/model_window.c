@@ -38,8 +38,7 @@ static size_t segment_end(const struct model *model, size_t segment)
 
 static size_t bytes_before(const struct model *model, size_t stage, size_t rows)
 {
-    const struct stage *before = &model->stages[stage - 1];
-    return before->class->out_bytes(before, rows);
+    return stage_out_bytes(&model->stages[stage - 1], rows);
 }
 
 static uint64_t lay_out(struct window_memory *memory, const struct model *model, uint32_t passes, size_t rows)

@@ -166,21 +166,30 @@ int check_fp64_accumulated(struct suite *suite, struct check *check, struct erro
 static const struct {
     uint64_t bits; /* of a significand */
     const char *name;
-} formats[] = {[FP32] = {24, "fp32"}, [BF16] = {8, "bf16"}, [FP16] = {11, "fp16"}, [FP64] = {53, "fp64"}};
+} formats[] = {[FP32] = {24, "fp32"}, [BF16] = {8, "bf16"}, [FP16] = {11, "fp16"}};
 
-/* How far the gradient moves in exact arithmetic when its parameters are rounded to the type: what a job that computes
- * in it cannot but lose, however right. As a share of the gradient; by the reference kernels alone. */
-static int lost_by_rounding(struct suite *suite, const struct variant *exact, Gacc__V1__Compute type, double *lost,
-                            struct error *error)
+/* Half precision that is too coarse for a model is a fault of the jobs that compute in it alone. */
+static bool concerns_the_job(const struct suite *suite, Gacc__V1__Compute type)
 {
-    struct variant stored = *exact;
-    stored.bits = formats[type].bits;
-    *lost = 0;
-    return type == FP64 ? 0 : suite_distance(suite, &stored, exact, lost, error);
+    return type == FP32 || type == FP64 || type == suite->job->precision->compute;
 }
 
-/* The same few sequences in the same micro-batches, by other kernels in fp64. A model whose gradient the type holds
- * less well than `allowed` is allowed what it loses by that. */
+/* `variant` in the type against `exact`, by the reference kernels in fp64. A model whose gradient the type holds less
+ * well than `allowed` is allowed what rounding its parameters alone, in exact arithmetic, moves it by: what a job that
+ * computes in the type cannot but lose, however right. */
+static int compare_with_exact(struct suite *suite, struct check *check, const struct variant *variant,
+                              const struct variant *exact, double allowed, double ratio, struct error *error)
+{
+    int result = compare(suite, check, variant, exact, (double)NAN, allowed, ratio, error);
+    if (result || check->pass || variant->compute == FP64) return result;
+    struct variant stored = *exact;
+    stored.bits = formats[variant->compute].bits;
+    double lost = 0;
+    if ((result = suite_distance(suite, &stored, exact, &lost, error))) return result;
+    return compare(suite, check, variant, exact, lost, fmax(allowed, FLOORS * lost), fmax(ratio, FLOORS * lost), error);
+}
+
+/* The same few sequences in the same micro-batches, by other kernels in fp64. */
 static int compare_reference(struct suite *suite, struct check *check, Gacc__V1__Compute type, double allowed,
                              double ratio, struct error *error)
 {
@@ -194,14 +203,9 @@ static int compare_reference(struct suite *suite, struct check *check, Gacc__V1_
     right.compute = FP64;
     right.reference = 1;
     variant.loss_scale = scale;
-    double lost;
-    result = compare(suite, check, &variant, &right, (double)NAN, allowed, ratio, error);
-    if (!result && !check->pass && !(result = lost_by_rounding(suite, &right, type, &lost, error)))
-        result = compare(suite, check, &variant, &right, lost, fmax(allowed, FLOORS * lost), fmax(ratio, FLOORS * lost),
-                         error);
-    if ((!result && check->pass) || (result && error->status != STATUS_NUMERICS)) return result;
-    const bool concerns_the_job = type == FP32 || type == FP64 || type == suite->job->precision->compute;
-    if (concerns_the_job) return result;
+    result = compare_with_exact(suite, check, &variant, &right, allowed, ratio, error);
+    const bool fails = result ? error->status == STATUS_NUMERICS : !check->pass;
+    if (!fails || concerns_the_job(suite, type)) return result;
     if (result) return check_skip(check, "%s, and the job does not compute in %s", error->text, formats[type].name);
     return check_skip(
         check, "off by %.2g, with a factor of %.3g: %s is too coarse for this model, which does not compute in it",

@@ -65,20 +65,9 @@ class Kills(faults.Faults):
         self.assertGreater(resumed, made - 2 * EVERY - 1)
 
     def end_of(self, running):
-        """When a rank dies while it connects, Open MPI 4.1's mpirun can wait for itself for ever; then nobody else is left."""
-        alone_since = time.monotonic()
-
-        def is_over():
-            nonlocal alone_since
-            if running.process.args[0] != "mpirun" or self.processes() != [running.process.pid]:
-                alone_since = time.monotonic()
-            return running.process.poll() is not None or time.monotonic() - alone_since > 5 * harness.SLOWER
-
-        harness.until(is_over, 60, "the end")
-        if running.process.poll() is None:
-            self.histogram["mpirun hung"] += 1
-            running.process.kill()
-        return running.wait(5)
+        done = running.wait_without_mpirun()
+        self.histogram["mpirun hung"] += running.mpirun_hung
+        return done
 
     def kill_and_go_on(self, ranks, count, chance):
         """Starts and kills until the job is done, again and again, `count` kills in all."""

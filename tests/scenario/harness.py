@@ -5,6 +5,7 @@ its end.
 """
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import shutil
@@ -96,6 +97,29 @@ class Running:
         self.seconds = time.monotonic() - self.began
         out, err = self.said()
         return Finished(self.process.returncode, out, err, self.seconds)
+
+    def wait_without_mpirun(self, limit=60):
+        """When a rank is killed while it connects, Open MPI 4.1's mpirun can wait for itself for ever, or die of SIGPIPE, and leave its
+        session. Then nobody else may be left."""
+        alone_since = time.monotonic()
+
+        def is_over():
+            nonlocal alone_since
+            if self.process.args[0] != "mpirun" or self.scenario.processes() != [self.process.pid]:
+                alone_since = time.monotonic()
+            return self.process.poll() is not None or time.monotonic() - alone_since > 5 * SLOWER
+
+        until(is_over, limit, "the end")
+        self.mpirun_hung = self.process.poll() is None
+        if self.mpirun_hung:
+            self.process.kill()
+        done = self.wait(5)
+        if self.mpirun_hung or done.status == -signal.SIGPIPE:
+            for session in glob.glob(os.path.join(self.scenario.temporary, "ompi.*", f"pid.{self.process.pid}")):
+                shutil.rmtree(session)
+                if not os.listdir(os.path.dirname(session)):
+                    os.rmdir(os.path.dirname(session))
+        return done
 
     def said(self):
         texts = []

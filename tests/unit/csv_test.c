@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "rows.h"
 #include "scratch.h"
-#include "worker/data/data.h"
 
 static const struct data_shape two_one = {.inputs = 2, .outputs = 1},
                                classes = {.inputs = 1, .outputs = 1, .classes = 3}, tape = {.size = 1};
@@ -59,15 +59,6 @@ static void refused_bytes(const struct data_shape *shape, const void *bytes, siz
 static void refused(const struct data_shape *shape, const char *text, const char *wanted)
 {
     refused_bytes(shape, text, strlen(text), wanted);
-}
-
-static struct micro_batch *read_all(struct data *data, const struct data_shape *shape)
-{
-    struct micro_batch *batch;
-    struct error error;
-    assert_int_equal(micro_batch_open(&batch, shape, data_sequences(data), &error), 0);
-    for (uint64_t i = 0; i < data_sequences(data); i++) assert_int_equal(data_read(data, i, batch, &error), 0);
-    return batch;
 }
 
 static void columns_are_found_by_name(void **state)

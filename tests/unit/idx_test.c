@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "rows.h"
 #include "scratch.h"
-#include "worker/data/data.h"
 
 static const struct data_shape digits = {.inputs = 4, .outputs = 1, .classes = 3}, curve = {.inputs = 2, .outputs = 2};
 
@@ -81,15 +81,6 @@ static void refused_labels(size_t at, unsigned char value, size_t size, const ch
     memcpy(bytes, labels, LABELS_SIZE);
     bytes[at] = value;
     refused(&digits, images, IMAGES_SIZE, bytes, size, 'y', wanted);
-}
-
-static struct micro_batch *read_all(struct data *data, const struct data_shape *shape)
-{
-    struct micro_batch *batch;
-    struct error error;
-    assert_int_equal(micro_batch_open(&batch, shape, data_sequences(data), &error), 0);
-    for (uint64_t i = 0; i < data_sequences(data); i++) assert_int_equal(data_read(data, i, batch, &error), 0);
-    return batch;
 }
 
 static void an_image_is_a_row_and_its_bytes_lie_in_0_to_1(void **state)

@@ -274,12 +274,8 @@ static void compare(const Gacc__V1__ModelSection *spec, enum dtype type, double 
     const char *where = "the loss";
     for (size_t t = 0; t < trial.model->table.count; t++) {
         const struct tensor *tensor = &trial.model->table.tensors[t];
-        double difference = 0, norm = 0;
-        for (uint64_t i = tensor->begin; i < tensor->begin + tensor->size; i++) {
-            difference += pow(trial_gradient(&trial, i) - trial_gradient(&reference, i), 2);
-            norm += pow(trial_gradient(&reference, i), 2);
-        }
-        if (!(sqrt(difference / norm) <= worst)) worst = sqrt(difference / norm), where = tensor->name;
+        const double apart = trial_distance(&trial, &reference, tensor->begin, tensor->begin + tensor->size);
+        if (!(apart <= worst)) worst = apart, where = tensor->name;
     }
     print_message("%s %s: largest relative difference %.2e (%s), allowed %.0e\n", spec->vocab ? "gpt" : "mlp",
                   dtype_name(type), worst, where, allowed);

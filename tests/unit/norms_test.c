@@ -184,12 +184,7 @@ static double run_by_stages(struct trial *trial, double averaging)
 
 static double apart(const struct trial *a, const struct trial *b)
 {
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < trial_parameters(a); i++) {
-        difference += pow(trial_gradient(a, i) - trial_gradient(b, i), 2);
-        norm += pow(trial_gradient(b, i), 2);
-    }
-    return sqrt(difference / norm);
+    return trial_distance(a, b, 0, trial_parameters(a));
 }
 
 /* The window's statistics make micro-batches what one big batch is; a micro-batch's do not. */

@@ -128,6 +128,17 @@ static inline double trial_gradient(const struct trial *trial, size_t i)
     return trial_wide(trial, trial->gradients, i);
 }
 
+/* ‖a − b‖/‖b‖ of the gradients of parameters `begin` to `end`; no number that is small where b has none. */
+static inline double trial_distance(const struct trial *a, const struct trial *b, size_t begin, size_t end)
+{
+    double difference = 0, norm = 0;
+    for (size_t i = begin; i < end; i++) {
+        difference += pow(trial_gradient(a, i) - trial_gradient(b, i), 2);
+        norm += pow(trial_gradient(b, i), 2);
+    }
+    return sqrt(difference / norm);
+}
+
 /* One pass over the batch: the loss sum in trial->loss; with `averaging` not 0 the gradient of averaging · Σ w·ℓ is
  * added. */
 static inline void trial_pass(struct trial *trial, double averaging, uint64_t attempt)

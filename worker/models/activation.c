@@ -7,12 +7,6 @@ static size_t out_bytes(const struct stage *stage, size_t rows)
     return rows * activated->width * dtype_size(stage->model->compute_type);
 }
 
-static size_t nothing(const struct stage *stage, size_t rows)
-{
-    (void)stage, (void)rows;
-    return 0;
-}
-
 static void forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *saved,
                     void *scratch)
 {
@@ -34,8 +28,6 @@ static void backward(const struct stage *stage, struct pass *pass, compute *din,
 static const struct stage_class activation_class = {
     .name = "activation",
     .out_bytes = out_bytes,
-    .saved_bytes = nothing,
-    .scratch_bytes = nothing,
     .forward = forward,
     .backward = backward,
 };

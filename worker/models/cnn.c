@@ -43,12 +43,6 @@ static size_t element_of(const struct stage *stage)
     return dtype_size(stage->model->compute_type);
 }
 
-static size_t nothing(const struct stage *stage, size_t rows)
-{
-    (void)stage, (void)rows;
-    return 0;
-}
-
 /* --- convolution ------------------------------------------------------------------------------------------------- */
 
 static size_t convolution_out_bytes(const struct stage *stage, size_t rows)
@@ -153,8 +147,6 @@ static void pooled_backward(const struct stage *stage, struct pass *pass, comput
 static const struct stage_class pooled_class = {
     .name = "pooling",
     .out_bytes = pooled_out_bytes,
-    .saved_bytes = nothing,
-    .scratch_bytes = nothing,
     .forward = pooled_forward,
     .backward = pooled_backward,
 };
@@ -185,8 +177,6 @@ static void flat_backward(const struct stage *stage, struct pass *pass, compute 
 static const struct stage_class flat_class = {
     .name = "flat",
     .out_bytes = flat_out_bytes,
-    .saved_bytes = nothing,
-    .scratch_bytes = nothing,
     .forward = flat_forward,
     .backward = flat_backward,
 };

@@ -119,12 +119,6 @@ static size_t hidden_bytes(const struct stage *stage, size_t sequences)
     return sequences * gpt->context * gpt->width * dtype_size(stage->model->compute_type);
 }
 
-static size_t no_bytes(const struct stage *stage, size_t sequences)
-{
-    (void)stage, (void)sequences;
-    return 0;
-}
-
 /* --- stage: embedding ------------------------------------------------------------------------------------------------
  */
 
@@ -158,7 +152,6 @@ static void embedding_backward(const struct stage *stage, struct pass *pass, com
 static const struct stage_class embedding_class = {
     .name = "embedding",
     .out_bytes = hidden_bytes,
-    .saved_bytes = no_bytes,
     .scratch_bytes = embedding_scratch_bytes,
     .forward = embedding_forward,
     .backward = embedding_backward,
@@ -389,7 +382,6 @@ static void head_backward(const struct stage *stage, struct pass *pass, compute 
 
 static const struct stage_class head_class = {
     .name = "head",
-    .out_bytes = no_bytes,
     .saved_bytes = head_saved_bytes,
     .scratch_bytes = head_scratch_bytes,
     .forward = head_forward,

@@ -169,12 +169,6 @@ static void describe_penalty(const struct stage *stage, const struct pass *pass,
     }
 }
 
-static size_t penalty_no_bytes(const struct stage *stage, size_t rows)
-{
-    (void)stage, (void)rows;
-    return 0;
-}
-
 static size_t penalty_scratch_bytes(const struct stage *stage, size_t rows)
 {
     struct penalty penalty;
@@ -204,8 +198,6 @@ static void penalty_backward(const struct stage *stage, struct pass *pass, compu
 static const struct stage_class penalty_class = {
     .name = "penalty",
     .works_on_host = true,
-    .out_bytes = penalty_no_bytes,
-    .saved_bytes = penalty_no_bytes,
     .scratch_bytes = penalty_scratch_bytes,
     .forward = penalty_forward,
     .backward = penalty_backward,

@@ -39,12 +39,6 @@ static size_t saved_bytes(const struct stage *stage, size_t rows)
     return lay_out(stage, rows, &saved, NULL);
 }
 
-static size_t no_scratch(const struct stage *stage, size_t rows)
-{
-    (void)stage, (void)rows;
-    return 0;
-}
-
 /* --- within a row ------------------------------------------------------------------------------------------------ */
 
 static void row_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
@@ -86,7 +80,6 @@ static const struct stage_class row_class = {
     .name = "norm",
     .out_bytes = out_bytes,
     .saved_bytes = saved_bytes,
-    .scratch_bytes = no_scratch,
     .forward = row_forward,
     .backward = row_backward,
 };

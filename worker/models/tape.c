@@ -26,12 +26,6 @@ static size_t lay_out(const struct stage *stage, struct tape_scratch *scratch, v
     return carver.used;
 }
 
-static size_t no_bytes(const struct stage *stage, size_t rows)
-{
-    (void)stage, (void)rows;
-    return 0;
-}
-
 static size_t tape_scratch_bytes(const struct stage *stage, size_t rows)
 {
     (void)rows;
@@ -85,8 +79,6 @@ static void tape_backward(const struct stage *stage, struct pass *pass, compute 
 static const struct stage_class tape_class = {
     .name = "tape",
     .works_on_host = true,
-    .out_bytes = no_bytes,
-    .saved_bytes = no_bytes,
     .scratch_bytes = tape_scratch_bytes,
     .forward = tape_forward,
     .backward = tape_backward,
