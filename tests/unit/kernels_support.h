@@ -137,6 +137,11 @@ static inline void array_free(struct array *a)
     *a = (struct array){0};
 }
 
+static inline void arrays_free(struct array *arrays, size_t count)
+{
+    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
+}
+
 /* The data against the exact values that the reference left: |got − want| <= relative·|want| + absolute +
  * factor·each, NaN where NaN, infinite where infinite or beyond the type's range. */
 static inline void array_check_each(const char *what, const struct array *a, double relative, double absolute,

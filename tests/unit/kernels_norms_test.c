@@ -1,14 +1,7 @@
-/* Norms over groups and over sets of rows, patches of images and pooling: every instance against the reference. */
+/* Norms over groups and over sets of rows: every instance against the reference. */
 #include "tests/unit/kernels_support.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
-
-static void release(struct array *arrays, size_t count)
-{
-    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
-}
-
-/* --- norms -------------------------------------------------------------------------------------------------------- */
 
 enum { X, DY, Y, DX, WEIGHT, BIAS, MEAN, RSTD, DWEIGHT, DBIAS, ARRAYS };
 
@@ -53,7 +46,7 @@ static void groupnorm_case(struct instance *t, struct norm_shape s)
     array_check(what, &a[DX], t->unit, steep * 40 * unit);
     array_check(what, &a[DWEIGHT], unit, unit * (items * items + 10) * 4);
     array_check(what, &a[DBIAS], unit, unit * (items * items + 10));
-    release(a, ARRAYS);
+    arrays_free(a, ARRAYS);
 }
 
 static void groupnorm_shapes(struct instance *t)
@@ -116,7 +109,7 @@ static void batchnorm_case(struct instance *t, struct norm_shape s, bool masked)
                                                s);
         array_check(what, &a[DX], 2 * t->unit, 100000 * unit);
     }
-    release(a, ARRAYS);
+    arrays_free(a, ARRAYS);
     free(row_weight), free(sums[0]), free(sums[1]);
 }
 
@@ -133,93 +126,11 @@ static void batchnorm_agrees(void **state)
     for_each_instance(batchnorm_shapes);
 }
 
-/* --- images ------------------------------------------------------------------------------------------------------- */
-
-static void image_case(struct instance *t, struct image_shape s)
-{
-    const size_t places = image_places_down(&s) * image_places_across(&s);
-    const size_t n = s.rows * s.channels * s.height * s.width;
-    const size_t patches = s.rows * places * s.channels * s.window_height * s.window_width;
-    uint64_t seed = n + patches;
-    char what[200];
-    struct array a[] = {array_random(t->type, n, 0, 1, &seed), array_new(t->type, n), array_new(t->type, patches),
-                        array_random(t->type, patches, 0, 1, &seed)};
-    DESCRIBE(what, t, "patches %zu×%zu×%zu×%zu window %zu×%zu stride %zu padding %zu first %d", s.rows, s.height,
-             s.width, s.channels, s.window_height, s.window_width, s.stride, s.padding, s.channels_first);
-    t->table->patches_forward(t->kernels, a[2].data, a[0].data, s);
-    t->reference_table->patches_forward(t->reference, a[2].exact, a[0].exact, s);
-    array_check(what, &a[2], 0, 0);
-    t->table->patches_backward(t->kernels, a[1].data, a[3].data, s);
-    t->reference_table->patches_backward(t->reference, a[1].exact, a[3].exact, s);
-    array_check(what, &a[1], t->unit, 100 * t->wide_unit);
-    release(a, COUNT(a));
-}
-
-static void pool_case(struct instance *t, struct image_shape s)
-{
-    const size_t n = s.rows * s.channels * s.height * s.width;
-    const size_t m = s.rows * s.channels * image_places_down(&s) * image_places_across(&s);
-    uint64_t seed = n;
-    char what[200];
-    struct array a[] = {array_random(t->type, n, 0, 1, &seed), array_new(t->type, n), array_new(t->type, m),
-                        array_random(t->type, m, 0, 1, &seed)};
-    for (int pooling = POOL_MAX; pooling <= POOL_AVERAGE; pooling++) {
-        DESCRIBE(what, t, "pool %d %zu×%zu×%zu×%zu window %zu", pooling, s.rows, s.height, s.width, s.channels,
-                 s.window_height);
-        t->table->pool_forward(t->kernels, a[2].data, a[0].data, (enum pooling)pooling, s);
-        t->reference_table->pool_forward(t->reference, a[2].exact, a[0].exact, (enum pooling)pooling, s);
-        array_check(what, &a[2], t->unit, 10 * t->wide_unit);
-        t->table->pool_backward(t->kernels, a[1].data, a[3].data, a[0].data, (enum pooling)pooling, s);
-        t->reference_table->pool_backward(t->reference, a[1].exact, a[3].exact, a[0].exact, (enum pooling)pooling, s);
-        array_check(what, &a[1], t->unit, 10 * t->wide_unit);
-    }
-    release(a, COUNT(a));
-}
-
-static void image_shapes(struct instance *t)
-{
-    static const struct image_shape shapes[] = {{2, 3, 5, 4, 3, 3, 1, 1, false},
-                                                {2, 3, 5, 4, 3, 3, 1, 1, true},
-                                                {1, 1, 6, 6, 2, 3, 2, 0, true},
-                                                {3, 4, 3, 3, 3, 3, 1, 0, false},
-                                                {2, 2, 7, 7, 5, 5, 1, 2, false}};
-    static const struct image_shape pools[] = {{2, 3, 5, 4, 2, 2, 2, 0, false}, {1, 5, 6, 6, 3, 3, 3, 0, false}};
-    for (size_t i = 0; i < COUNT(shapes); i++) image_case(t, shapes[i]);
-    for (size_t i = 0; i < COUNT(pools); i++) pool_case(t, pools[i]);
-}
-
-static void images_agree(void **state)
-{
-    (void)state;
-    for_each_instance(image_shapes);
-}
-
-/* An image of 1 … 9 under a window of 2 with a border: the first patch has the corner's 1 alone. */
-static void patches_by_hand(void **state)
-{
-    (void)state;
-    const struct image_shape s = {1, 1, 3, 3, 2, 2, 1, 1, true};
-    const double image[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-    double patches[16 * 4], back[9], ones[16 * 4];
-    struct kernels *reference =
-        kernels_open_reference(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
-    reference->table->patches_forward(reference, patches, image, s);
-    const double first[] = {0, 0, 0, 1}, sixth[] = {1, 2, 4, 5};
-    assert_memory_equal(patches, first, sizeof first);
-    assert_memory_equal(patches + 5 * 4, sixth, sizeof sixth);
-    for (size_t i = 0; i < COUNT(ones); i++) ones[i] = 1;
-    reference->table->patches_backward(reference, back, ones, s);
-    for (size_t i = 0; i < 9; i++) assert_true(back[i] == 4); /* every element is under four windows */
-    kernels_close(reference);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groupnorm_agrees),
         cmocka_unit_test(batchnorm_agrees),
-        cmocka_unit_test(images_agree),
-        cmocka_unit_test(patches_by_hand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
