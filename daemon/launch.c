@@ -620,6 +620,10 @@ static int train(const struct launch *launch, struct control *control, struct er
     const struct session_options options = {.device = launch->device};
     if (session_open(&session, launch->job, launch->comm, control, &options, &why))
         return say_cannot_start(launch, control, &why, error);
+    if (launch->place.rank == 0 && session_norms_by_class(session))
+        complain_as_rank(launch, "model.norm batch: with data.order sequential rows of a class follow each other, so "
+                                 "that a micro-batch holds one class and its statistics are that class's: data.order "
+                                 "shuffled, model.norm_stats window or model.norm group helps");
     int status = session_run(session, error);
     if (!status && !session_has_stopped(session)) status = export_model(launch, session, error);
     session_close(session);

@@ -311,6 +311,15 @@ int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm
     return 0;
 }
 
+bool session_norms_by_class(const struct session *session)
+{
+    const Gacc__V1__ModelSection *model = session->job->model;
+    return model->norm == GACC__V1__NORM__NORM_BATCH &&
+           (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO ||
+            model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC) &&
+           data_reads_by_class(session->train);
+}
+
 void session_close(struct session *session)
 {
     if (!session) return;

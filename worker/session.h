@@ -90,6 +90,8 @@ struct session_options {
 /* options NULL: none. */
 int session_open(struct session **out, const Gacc__V1__JobSpec *job, struct comm *comm, struct control *control,
                  const struct session_options *options, struct error *error);
+/* Whether BatchNorm's sets are micro-batches that may hold rows of one class alone, as the data lie. */
+bool session_norms_by_class(const struct session *session);
 /* From Hello to the last step: returns 0 when the coordinator said it is over in order, or the negated status of a FAIL
  * decision or of a lost coordinator. A data error in the evaluation after the last step has no report left to travel
  * in: it fails session_write_model, on all ranks alike. */

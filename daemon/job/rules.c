@@ -246,14 +246,6 @@ static int norms(struct loading *loading)
                    " rows each, and so the step depends on b and K: model.norm group (or layer), or model.norm_stats "
                    "window, does not",
                    micro);
-    const bool by_micro_batch = model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO ||
-                                model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC;
-    if (by_micro_batch && model->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY &&
-        loading->job->data->order == GACC__V1__ORDER__ORDER_SEQUENTIAL)
-        job_notice(loading,
-                   "model.norm batch with data.order sequential: if the rows are sorted by class (gaccd inspect "
-                   "tells), a micro-batch holds one of them, and its statistics are that class's: data.order "
-                   "shuffled, model.norm_stats window or model.norm group helps");
     if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC)
         job_notice(loading, "model.norm_stats sync: windows communicate, twice a norm and micro-batch: collectives."
                             "statistics counts it");

@@ -237,10 +237,6 @@ class Norms(toys.Training):
     def test_small_sets_are_doubted_and_senseless_ones_refused(self):
         out = self.train(mlp(), ROWS)
         self.assertRegex(out.err, "batch.micro 4 rows each.*model.norm group")
-        self.assertIn("sorted by class", out.err)
-        shuffled = self.train(mlp(data_={"order": "shuffled"}), ROWS).err
-        self.assertNotIn("sorted by class", shuffled)
-        self.assertIn("rows each", shuffled)
         self.assertEqual("", self.train(mlp(model={"norm_stats": "window"}), ROWS).err)
         for model, norm, keys, said in (({}, "batch", {"micro": 1}, "1 row has no variance"),
                                         ({"norm_groups": 4}, "group", {}, "4 does not divide the 6 of model.hidden"),
@@ -250,6 +246,17 @@ class Norms(toys.Training):
             done = self.run_job(job, ranks=0, output="refused")
             self.assertEqual(done.status, 78)
             self.assertIn(said, done.err)
+
+    def test_rows_that_follow_each_other_by_class_are_doubted_as_they_lie(self):
+        """Sorted, or each file sorted for itself; not by a job alone, nor where the order or the statistics help."""
+        by_class = sorted(ROWS, key=lambda row: row[-1])
+        told = "rows of a class follow each other"
+        for rows in (by_class, by_class[::2] + by_class[1::2]):
+            for stats in ("micro", "sync"):
+                self.assertRegex(self.train(mlp(model={"norm_stats": stats}), rows, 2).err, f"rank 0: model.norm batch: .*{told}.*model.norm group")
+        mixed = [ROWS[i * 7 % 60] for i in range(60)]
+        for rows, changes in ((mixed, {}), (by_class, {"data_": {"order": "shuffled"}}), (by_class, {"model": {"norm_stats": "window"}})):
+            self.assertNotIn(told, self.train(mlp(**changes), rows).err)
 
     def test_verify_says_which_of_them_depend_on_the_split(self):
         said = {}

@@ -733,6 +733,10 @@ static void inspection_counts_labels_and_says_whether_rows_are_sorted_by_them(vo
                 "type: i16\nsizes: 1×2×1\nrows: 1\nx: 2\nleast: -2\ngreatest: 256\nfor: mlp, linear: data.train\n");
     snprintf(wanted, sizeof wanted, "labels:\n  0: 2\n  1: 2\nsorted: yes\n%s", sorting);
     assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1\n1,0\n2,0\n", 22, 0), wanted);
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x08\0\0\1\1\0\0\1\1", 16, 0), "sorted: no\nfor:");
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x0C\0\0\0\1\1\1\0\0\0\1\1\1", 20, 0), "sorted: no\nfor:");
+    assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x10\0\0\0\0\1\1\1\1\0\0\0\0\1\1\1\1", 24, 0),
+                "sorted: no\nwarning: the rows of a class follow each other: read");
     assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1.5\n", 16, 0), "y: 1\nfor: mlp, linear\n");
     assert_says(inspected("t10k-images-idx3-ubyte.gz", "\x1F\x8B\x08\0", 4, 65),
                 ": compressed by gzip; gunzip it first");

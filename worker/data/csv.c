@@ -427,16 +427,21 @@ static double csv_weight(const struct data *data, uint64_t sequence)
     return row_of((const struct table *)data, sequence)[WEIGHT];
 }
 
+static int32_t csv_label(const struct data *data, uint64_t sequence)
+{
+    return (int32_t)row_of((const struct table *)data, sequence)[WEIGHT + 1 + data->shape.inputs];
+}
+
 static int csv_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error)
 {
     (void)error;
     const struct data_shape *shape = &data->shape;
     const double *row = row_of((const struct table *)data, sequence), *value = row + WEIGHT + 1;
-    size_t values = shape->size ? shape->size : shape->inputs;
+    const size_t values = shape->size ? shape->size : shape->inputs;
     batch->weight[batch->rows] = row[WEIGHT];
     memcpy(batch->x + batch->rows * values, value, values * sizeof *value);
     if (shape->classes)
-        batch->targets[batch->rows] = (int32_t)value[values];
+        batch->targets[batch->rows] = csv_label(data, sequence);
     else if (shape->outputs)
         memcpy(batch->y + batch->rows * shape->outputs, value + values, shape->outputs * sizeof *value);
     return 0;
@@ -449,5 +454,9 @@ static void csv_locate(const struct data *data, uint64_t sequence, const char **
     *offset_bytes = table->offset[table->begin + sequence];
 }
 
-const struct data_class csv_class = {
-    .open = csv_open, .weight = csv_weight, .read = csv_read, .locate = csv_locate, .close = csv_close};
+const struct data_class csv_class = {.open = csv_open,
+                                     .weight = csv_weight,
+                                     .label = csv_label,
+                                     .read = csv_read,
+                                     .locate = csv_locate,
+                                     .close = csv_close};

@@ -1,5 +1,6 @@
 /* Opens a data set by its format and hands on what is common to all formats. */
 #include "worker/data/format.h"
+#include "worker/data/labels.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -213,6 +214,17 @@ size_t data_file_of(const struct data *data, uint64_t sequence)
             high = middle;
     }
     return low;
+}
+
+bool data_reads_by_class(const struct data *data)
+{
+    if (data->shape.classes == 0 || data->order != GACC__V1__ORDER__ORDER_SEQUENTIAL) return false;
+    struct labels labels = {.are_classes = true};
+    for (uint64_t i = 0; i < data->sequences; i++) {
+        const uint64_t row = data_sequence_at(data, 0, 0, i);
+        if (data_weight(data, row) > 0) labels_take(&labels, data->class->label(data, row));
+    }
+    return labels_are_in_blocks(&labels);
 }
 
 void data_close(struct data *data)

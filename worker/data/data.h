@@ -70,6 +70,9 @@ uint64_t data_sequences(const struct data *data);
 uint64_t data_sequence_at(const struct data *data, uint64_t seed, uint64_t epoch, uint64_t position);
 /* Σ of the weights of a sequence's targets. */
 double data_weight(const struct data *data, uint64_t sequence);
+/* Whether rows with the same label follow each other as an epoch reads them, in order SEQUENTIAL (labels.h); false
+ * where there are no classes, and in any other order. */
+bool data_reads_by_class(const struct data *data);
 /* Appends sequence `sequence` to the batch (rows + 1). A file that shrank or fails while training: 65 or 74 naming it,
  * never a signal. */
 int data_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error);

@@ -68,6 +68,7 @@ struct data_class {
     int (*open)(struct data **out, Gacc__V1__DataFormat format, const struct part *part, const struct data_shape *shape,
                 struct error *error);
     double (*weight)(const struct data *, uint64_t sequence);
+    int32_t (*label)(const struct data *, uint64_t sequence); /* of rows with classes; −1: masked */
     /* Fills row batch->rows; data.c does what is common to all. */
     int (*read)(struct data *, uint64_t sequence, struct micro_batch *batch, struct error *error);
     void (*locate)(const struct data *, uint64_t sequence, const char **file, uint64_t *offset_bytes);

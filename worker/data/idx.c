@@ -384,6 +384,13 @@ static double idx_weight(const struct data *data, uint64_t sequence)
     return images->learned[images->begin + sequence];
 }
 
+static int32_t idx_label(const struct data *data, uint64_t sequence)
+{
+    const struct images *images = (const struct images *)data;
+    const uint64_t row = images->begin + sequence;
+    return images->learned[row] ? (int32_t)images->labels[row] : -1;
+}
+
 static int idx_read(struct data *data, uint64_t sequence, struct micro_batch *batch, struct error *error)
 {
     struct images *images = (struct images *)data;
@@ -393,7 +400,7 @@ static int idx_read(struct data *data, uint64_t sequence, struct micro_batch *ba
     const double *labels = images->labels + (images->begin + sequence) * shape->outputs;
     batch->weight[batch->rows] = idx_weight(data, sequence);
     if (shape->classes)
-        batch->targets[batch->rows] = images->learned[images->begin + sequence] ? (int32_t)*labels : -1;
+        batch->targets[batch->rows] = idx_label(data, sequence);
     else
         memcpy(batch->y + batch->rows * shape->outputs, labels, shape->outputs * sizeof *labels);
     return read_image(images, file, row, batch->x + batch->rows * shape->inputs, error);
@@ -408,5 +415,9 @@ static void idx_locate(const struct data *data, uint64_t sequence, const char **
     *offset_bytes = file->header.begin + row * file->header.columns * file->header.width;
 }
 
-const struct data_class idx_class = {
-    .open = idx_open, .weight = idx_weight, .read = idx_read, .locate = idx_locate, .close = idx_close};
+const struct data_class idx_class = {.open = idx_open,
+                                     .weight = idx_weight,
+                                     .label = idx_label,
+                                     .read = idx_read,
+                                     .locate = idx_locate,
+                                     .close = idx_close};

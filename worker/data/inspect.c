@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "worker/data/format.h"
+#include "worker/data/labels.h"
 #include "worker/facts.h"
 #include "worker/safetensors.h"
 
@@ -24,26 +25,6 @@ static void add_number(struct facts *facts, const char *key, double value)
 
 /* ---- labels ---- */
 
-enum { CLASSES_MOST = 4096 }; /* of which a histogram is made */
-
-struct labels {
-    uint64_t count[CLASSES_MOST];
-    uint64_t rows, classes;
-    uint64_t runs; /* of rows with the same label, one after the other */
-    double last;
-    bool are_classes; /* so far: whole numbers below CLASSES_MOST */
-};
-
-static void labels_take(struct labels *labels, double label)
-{
-    labels->are_classes = labels->are_classes && label >= 0 && label < CLASSES_MOST && !(fmod(label, 1) > 0);
-    if (!labels->are_classes) return;
-    labels->classes += labels->count[(size_t)label]++ == 0;
-    labels->runs += labels->rows == 0 || label < labels->last || label > labels->last;
-    labels->rows++;
-    labels->last = label;
-}
-
 static void labels_add(const struct labels *labels, struct facts *facts)
 {
     if (!labels->are_classes || labels->rows == 0) return;
@@ -57,12 +38,13 @@ static void labels_add(const struct labels *labels, struct facts *facts)
     facts->failed = facts->failed || histogram.failed;
     add_count(facts, "classes", labels->classes);
     facts_add(facts, "labels", histogram.object);
-    const bool sorted = labels->classes > 1 && labels->runs == labels->classes && labels->rows > labels->classes;
-    facts_add(facts, "sorted", json_boolean(sorted));
-    if (sorted)
-        facts_add(facts, "warning",
-                  json_string("the rows are sorted by class: read in this order, a micro-batch holds one class; "
-                              "data.order: shuffled mixes them"));
+    facts_add(facts, "sorted", json_boolean(labels_are_sorted(labels)));
+    if (!labels_are_in_blocks(labels)) return;
+    char warning[160];
+    snprintf(warning, sizeof warning,
+             "the rows %s: read in this order, a micro-batch holds one class; data.order: shuffled mixes them",
+             labels_are_sorted(labels) ? "are sorted by class" : "of a class follow each other");
+    facts_add(facts, "warning", json_string(warning));
 }
 
 /* ---- csv ---- */
