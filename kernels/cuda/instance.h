@@ -32,6 +32,8 @@ inline unsigned blocks_for(const struct cuda *cuda, size_t count, unsigned threa
 template <class T> void fill_elementwise(struct cuda *cuda);
 template <class T> void fill_embedding(struct cuda *cuda);
 template <class T> void fill_norm(struct cuda *cuda);
+template <class T> void fill_group_norm(struct cuda *cuda);
+template <class T> void fill_batch_norm(struct cuda *cuda);
 template <class T> void fill_attention(struct cuda *cuda);
 template <class T> void fill_loss(struct cuda *cuda);
 template <class T> void fill_linear(struct cuda *cuda);

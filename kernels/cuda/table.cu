@@ -9,6 +9,8 @@ template <class T> static void fill(struct cuda *cuda)
     fill_elementwise<T>(cuda);
     fill_embedding<T>(cuda);
     fill_norm<T>(cuda);
+    fill_group_norm<T>(cuda);
+    fill_batch_norm<T>(cuda);
     fill_attention<T>(cuda);
     fill_loss<T>(cuda);
     fill_linear<T>(cuda);

@@ -255,6 +255,78 @@ static inline void mirror_layernorm_backward(struct kernels *kernels, compute *d
     mirror_back(mirror);
 }
 
+static inline size_t mirror_normed(struct norm_shape s)
+{
+    return s.rows * s.positions * s.channels;
+}
+
+static inline void mirror_groupnorm_forward(struct kernels *kernels, compute *y, wide *mean, wide *rstd,
+                                            const compute *x, const compute *weight, const compute *bias,
+                                            struct norm_shape s)
+{
+    MIRROR(kernels);
+    const size_t n = mirror_normed(s), sets = s.rows * s.groups;
+    table->groupnorm_forward(backend, OUT(y, n), WIDE_OUT(mean, sets), WIDE_OUT(rstd, sets), IN(x, n),
+                             IN(weight, s.channels), IN(bias, s.channels), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_groupnorm_backward(struct kernels *kernels, compute *dx, wide *dweight, wide *dbias,
+                                             const compute *dy, const compute *x, const wide *mean, const wide *rstd,
+                                             const compute *weight, struct norm_shape s)
+{
+    MIRROR(kernels);
+    const size_t n = mirror_normed(s), sets = s.rows * s.groups;
+    table->groupnorm_backward(backend, OUT(dx, n), WIDE_OUT(dweight, s.channels), WIDE_OUT(dbias, s.channels),
+                              IN(dy, n), IN(x, n), WIDE_IN(mean, sets), WIDE_IN(rstd, sets), IN(weight, s.channels), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_batchnorm_moments(struct kernels *kernels, double *moments, const compute *x,
+                                            const double *row_weight, struct norm_shape s)
+{
+    MIRROR(kernels);
+    table->batchnorm_moments(backend, OF_OUT(moments, 2 * s.channels), IN(x, mirror_normed(s)),
+                             OF_IN(row_weight, s.rows), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_batchnorm_forward(struct kernels *kernels, compute *y, const compute *x, const wide *mean,
+                                            const wide *rstd, const compute *weight, const compute *bias,
+                                            struct norm_shape s)
+{
+    MIRROR(kernels);
+    const size_t n = mirror_normed(s);
+    table->batchnorm_forward(backend, OUT(y, n), IN(x, n), WIDE_IN(mean, s.channels), WIDE_IN(rstd, s.channels),
+                             IN(weight, s.channels), IN(bias, s.channels), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_batchnorm_sums(struct kernels *kernels, double *sums, wide *dweight, wide *dbias,
+                                         const compute *dy, const compute *x, const wide *mean, const wide *rstd,
+                                         const double *row_weight, struct norm_shape s)
+{
+    MIRROR(kernels);
+    const size_t n = mirror_normed(s);
+    table->batchnorm_sums(backend, OF_OUT(sums, 2 * s.channels), WIDE_OUT(dweight, s.channels),
+                          WIDE_OUT(dbias, s.channels), IN(dy, n), IN(x, n), WIDE_IN(mean, s.channels),
+                          WIDE_IN(rstd, s.channels), OF_IN(row_weight, s.rows), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_batchnorm_backward(struct kernels *kernels, compute *dx, const compute *dy, const compute *x,
+                                             const wide *mean, const wide *rstd, const compute *weight,
+                                             const double *sums, double count, const double *row_weight,
+                                             struct norm_shape s)
+{
+    MIRROR(kernels);
+    const size_t n = mirror_normed(s);
+    table->batchnorm_backward(backend, OUT(dx, n), IN(dy, n), IN(x, n), WIDE_IN(mean, s.channels),
+                              WIDE_IN(rstd, s.channels), IN(weight, s.channels), OF_IN(sums, 2 * s.channels), count,
+                              OF_IN(row_weight, s.rows), s);
+    mirror_back(mirror);
+}
+
 static inline void mirror_attention_forward(struct kernels *kernels, compute *out, wide *lse, const compute *qkv,
                                             const struct dropout *dropout, struct attention_shape s)
 {
@@ -374,6 +446,12 @@ static inline struct kernels *mirror_open(struct kernels *backend, size_t shift)
         .embedding_backward = mirror_embedding_backward,
         .layernorm_forward = mirror_layernorm_forward,
         .layernorm_backward = mirror_layernorm_backward,
+        .groupnorm_forward = mirror_groupnorm_forward,
+        .groupnorm_backward = mirror_groupnorm_backward,
+        .batchnorm_moments = mirror_batchnorm_moments,
+        .batchnorm_forward = mirror_batchnorm_forward,
+        .batchnorm_sums = mirror_batchnorm_sums,
+        .batchnorm_backward = mirror_batchnorm_backward,
         .attention_forward = mirror_attention_forward,
         .attention_backward = mirror_attention_backward,
         .cross_entropy = mirror_cross_entropy,
