@@ -53,13 +53,8 @@ static int arithmetic_threads(const struct comm *comm)
 static int check_kernels(const struct session *session, struct error *error)
 {
     const struct kernel_table *table = session->kernels->table;
-    const Gacc__V1__Norm norm = session->job->model->norm;
     if (session->job->model->type == GACC__V1__MODEL_TYPE__MODEL_CNN && !table->patches_forward)
         return error_set(error, STATUS_JOB, "model.type: cnn: not on --device %s yet", table->name);
-    if (norm == GACC__V1__NORM__NORM_GROUP && !table->groupnorm_forward)
-        return error_set(error, STATUS_JOB, "model.norm: group: not on --device %s yet", table->name);
-    if (norm == GACC__V1__NORM__NORM_BATCH && !table->batchnorm_forward)
-        return error_set(error, STATUS_JOB, "model.norm: batch: not on --device %s yet", table->name);
     if (session->job->model->penalty > 0 && !table->gradient_penalty)
         return error_set(error, STATUS_JOB, "model.penalty: not on --device %s", table->name);
     if (session->job->model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN && !table->critic_loss)
