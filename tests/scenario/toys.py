@@ -43,7 +43,7 @@ class Outcome:
     def __init__(self, done, directory):
         self.status, self.err, self.lines = done.status, done.err, done.own_lines()
         records = harness.read_log(directory)
-        self.header = records[0] if records else None
+        self.header = next((record for record in records if record["type"] == "header"), None)
         self.steps, self.events, self.evaluations, self.ends = (
             [record for record in records if record["type"] == kind] for kind in ("step", "event", "eval", "end")
         )
