@@ -13,6 +13,7 @@
 /* Milliseconds for a client whose stream is in full flow to see by its own clock that the time is over: clients take a
  * reset that comes before that for a cancellation. */
 #define RESET_GRACE 200
+#define OWN 1     /* the HEADERS of a call */
 #define UPDATES 2 /* of windows, the stream's and the connection's: with each call, and for DATA that a peer takes */
 #define STREAM_WINDOW (RPC_MESSAGE_MAX + (64 << 10))
 #define CONNECTION_WINDOW (16 << 20)
@@ -65,6 +66,38 @@ static int on_unknown_frame(nghttp2_session *session, void **payload, const nght
     return NGHTTP2_ERR_CANCEL; /* of it no more is wanted */
 }
 
+/* Here, for of what comes on a stream that is gone nghttp2 tells nothing more. */
+static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *header, void *user)
+{
+    (void)session;
+    const bool acknowledges = header->type == NGHTTP2_SETTINGS && (header->flags & NGHTTP2_FLAG_ACK) != 0;
+    const bool is_counted_elsewhere =
+        header->type == NGHTTP2_DATA || header->type == NGHTTP2_RST_STREAM || header->type > NGHTTP2_CONTINUATION;
+    if (!acknowledges && !is_counted_elsewhere) connection_nuisance(user, NUISANCE_FRAME);
+    return 0;
+}
+
+/* Of DATA on a stream that is gone nghttp2 tells nothing at all. */
+static void note_empty_data(struct rpc_connection *connection, const uint8_t *bytes, size_t length)
+{
+    struct frame_edges *edges = &connection->edges;
+    while (length > 0) {
+        if (edges->payload > 0) {
+            const size_t passed = length < edges->payload ? length : edges->payload;
+            edges->payload -= (uint32_t)passed;
+            bytes += passed;
+            length -= passed;
+            continue;
+        }
+        edges->header[edges->length++] = *bytes++;
+        length--;
+        if (edges->length < sizeof edges->header) continue;
+        edges->length = 0;
+        edges->payload = (uint32_t)edges->header[0] << 16 | (uint32_t)edges->header[1] << 8 | edges->header[2];
+        if (edges->header[3] == NGHTTP2_DATA && edges->payload == 0) connection_nuisance(connection, NUISANCE_FRAME);
+    }
+}
+
 static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *user)
 {
     if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
@@ -101,26 +134,17 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
     bool acknowledges = (frame->hd.flags & NGHTTP2_FLAG_ACK) != 0;
     switch (frame->hd.type) {
     case NGHTTP2_HEADERS:
-        connection_make_up(connection, UPDATES);
+        connection_make_up(connection, OWN + UPDATES);
         if (call != NULL) connection->role->headers(call, last);
         break;
     case NGHTTP2_DATA:
         if (call != NULL && last) connection->role->ended(call);
-        if (frame->hd.length == 0 && !last) connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_PING:
         if (acknowledges) ping_answered(connection);
-        connection_nuisance(connection, NUISANCE_FRAME);
-        break;
-    case NGHTTP2_SETTINGS:
-        if (!acknowledges) connection_nuisance(connection, NUISANCE_FRAME);
         break;
     case NGHTTP2_RST_STREAM:
         connection_nuisance(connection, NUISANCE_RESET);
-        break;
-    case NGHTTP2_PRIORITY:
-    case NGHTTP2_WINDOW_UPDATE:
-        connection_nuisance(connection, NUISANCE_FRAME);
         break;
     default:
         break;
@@ -196,6 +220,7 @@ static int open_session(struct rpc_connection *connection, bool is_server)
     int result = nghttp2_session_callbacks_new(&callbacks);
     if (result != 0) return result;
     nghttp2_session_callbacks_set_unpack_extension_callback(callbacks, on_unknown_frame);
+    nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, on_begin_frame);
     nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, on_begin_headers);
     nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, on_frame_recv);
@@ -242,6 +267,7 @@ int connection_open(struct rpc_connection **out, const struct rpc_role *role, co
     for (int kind = 0; kind < NUISANCE_KINDS; kind++) connection->nuisances[kind].time = connection->milliseconds();
 
     bool is_server = role->answer != NULL;
+    connection->edges.payload = is_server ? NGHTTP2_CLIENT_MAGIC_LEN : 0;
     int result = open_session(connection, is_server);
     if (result == 0)
         result = submit_settings(connection, is_server, limits->streams != 0 ? limits->streams : STREAMS_DEFAULT);
@@ -276,6 +302,7 @@ int rpc_input(struct rpc_connection *connection, const uint8_t *bytes, size_t le
 {
     if (connection->failed) return failure(connection, error);
     connection->busy = true;
+    note_empty_data(connection, bytes, length);
     ssize_t taken = nghttp2_session_mem_recv(connection->session, bytes, length);
     connection->busy = false;
     if (taken < 0) connection_check(connection, (int)taken);

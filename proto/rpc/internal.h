@@ -33,6 +33,12 @@ struct nuisances { /* a leaky bucket */
     uint32_t count;
 };
 
+struct frame_edges { /* where frames begin in what is received */
+    uint8_t header[9];
+    uint32_t length;  /* of it, so far */
+    uint32_t payload; /* bytes that are still to come before the next header */
+};
+
 enum drain {
     DRAIN_NONE,
     DRAIN_NOTICE, /* "no more calls soon"; its PING tells when the peer has read it */
@@ -54,6 +60,7 @@ struct rpc_connection {
 
     uint64_t (*milliseconds)(void);
     struct nuisances nuisances[NUISANCE_KINDS];
+    struct frame_edges edges;
     bool has_deadlines; /* a call has had one */
 
     enum drain drain;

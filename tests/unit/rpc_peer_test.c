@@ -330,6 +330,34 @@ static void test_a_flood_of_any_frames_that_say_nothing_ends_the_connection(void
     }
 }
 
+/* The server has ended the call, and with it the stream: of frames there nghttp2 tells little or nothing. */
+static void test_a_flood_on_a_stream_that_is_gone_ends_the_connection(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t length;
+    } frames[] = {
+        {"\0\0\0\0\0\0\0\0\1", 9},                        /* DATA without any */
+        {"\0\0\0\0\1\0\0\0\1", 9},                        /* that ends the stream again */
+        {"\0\0\4\10\0\0\0\0\1\0\0\0\1", 13},              /* WINDOW_UPDATE */
+        {"\0\0\6\1\5\0\0\0\1\x83\x86\x84\x01\x01x", 15}, /* HEADERS */
+    };
+    for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
+        struct raw raw;
+        raw_open(&raw);
+        raw_request(&raw, "POST", "text/plain", NULL, "");
+        raw_run(&raw);
+        assert_non_null(strstr(raw.heard, "415"));
+        int count = 0;
+        while (count < 3000 &&
+               !rpc_input(raw.link.server, (const uint8_t *)frames[i].bytes, frames[i].length, &raw.link.error))
+            count++;
+        assert_in_range(count, RPC_NUISANCE_BURST - 5, RPC_NUISANCE_BURST);
+        raw_close(&raw);
+    }
+}
+
 /* Whoever watches widens its windows, and has nothing to say. */
 static void test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood(void **state)
 {
@@ -479,6 +507,7 @@ int main(void)
         cmocka_unit_test(test_rapid_resets_end_the_connection),
         cmocka_unit_test(test_a_ping_flood_ends_the_connection_and_a_keepalive_does_not),
         cmocka_unit_test(test_a_flood_of_any_frames_that_say_nothing_ends_the_connection),
+        cmocka_unit_test(test_a_flood_on_a_stream_that_is_gone_ends_the_connection),
         cmocka_unit_test(test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood),
         cmocka_unit_test(test_garbage_is_a_protocol_error),
         cmocka_unit_test(test_a_frame_error_is_answered_with_goaway_and_closes),
