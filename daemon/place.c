@@ -192,7 +192,9 @@ static bool is_rank_of(pid_t launcher, const char *name, const char *process, ui
     return found;
 }
 
-pid_t *place_processes(const struct place *place, pid_t launcher)
+/* Process ids by rank, [ranks], of those that this launcher has started on this host; 0: there is none. free() it.
+ * NULL: not known, or out of memory. */
+static pid_t *find_processes(const struct place *place, pid_t launcher)
 {
     const struct launcher *by = find_launcher();
     uint32_t rank;
@@ -209,7 +211,7 @@ pid_t *place_processes(const struct place *place, pid_t launcher)
 bool place_lost_rank(pid_t launcher, uint32_t *lost)
 {
     struct place place;
-    pid_t *processes = place_find(&place, NULL) || !place.one_host ? NULL : place_processes(&place, launcher);
+    pid_t *processes = place_find(&place, NULL) || !place.one_host ? NULL : find_processes(&place, launcher);
     for (*lost = 0; processes && *lost < place.ranks && processes[*lost];) ++*lost;
     const bool found = processes && *lost < place.ranks;
     free(processes);

@@ -48,9 +48,6 @@ pid_t place_launcher(void);
 /* Whether mpirun, on its host, is gone: nobody waits for anything, and MPI does not start. A process in another
  * container may think so without cause. */
 bool place_launcher_is_gone(void);
-/* Process ids by rank, [ranks], of those that this launcher has started on this host; 0: there is none. free() it.
- * NULL: not known, or out of memory. */
-pid_t *place_processes(const struct place *place, pid_t launcher);
 /* The first rank whose process, a child of this launcher's, has ended. False: there is none, or ranks are on other
  * hosts, too, of which nothing is seen. */
 bool place_lost_rank(pid_t launcher, uint32_t *rank);

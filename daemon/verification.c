@@ -24,7 +24,7 @@ struct view {
     bool is_first, json;
     bool controls_begun;
     uint32_t sequences;
-    double limit;            /* of the patience with a rank that is stopped, in seconds */
+    double limit;            /* of the patience with a rank that is silent, in seconds */
     pthread_mutex_t writing; /* held while a file is half written: nobody ends the process then */
 };
 
@@ -42,7 +42,7 @@ static void on_interruption(void *context, const char *name)
     _exit(STATUS_INTERNAL);
 }
 
-/* A fellow rank is stopped, and this one speaks of it. */
+/* A fellow rank is silent: stopped, or out of reach. */
 static void on_fellow(void *context, enum silence_event event, uint32_t rank, double seconds)
 {
     struct view *view = context;
@@ -51,7 +51,7 @@ static void on_fellow(void *context, enum silence_event event, uint32_t rank, do
         break;
     case SILENCE_BEGINS:
         fprintf(stderr,
-                "gaccd: verify: rank %u waits for rank %u, which is stopped; not beyond %g s (control.timeout)\n",
+                "gaccd: verify: rank %u waits for rank %u, which is silent; not beyond %g s (control.timeout)\n",
                 view->rank, rank, view->limit);
         break;
     case SILENCE_ENDS:
@@ -60,20 +60,19 @@ static void on_fellow(void *context, enum silence_event event, uint32_t rank, do
     case SILENCE_TOO_LONG:
         pthread_mutex_lock(&view->writing);
         fprintf(stderr,
-                "gaccd: verify: rank %u waits no longer for rank %u, which is stopped for %g s (control.timeout)\n",
+                "gaccd: verify: rank %u waits no longer for rank %u, which is silent for %g s (control.timeout)\n",
                 view->rank, rank, view->limit);
         _exit(STATUS_INTERNAL);
     }
 }
 
 /* Rank 0 has read how long. */
-static int watch_fellows(const Gacc__V1__JobSpec *job, struct comm *comm, const struct place *place, struct view *view,
-                         struct error *error)
+static int watch_fellows(const Gacc__V1__JobSpec *job, struct comm *comm, struct view *view, struct error *error)
 {
     view->limit = job ? job->control->timeout_seconds : 0;
     const struct fellows_listener listener = {on_fellow, view};
     int status = comm_broadcast(comm, &view->limit, sizeof view->limit, 0, error);
-    return status ? status : fellows_watch(place, view->limit, &listener, error);
+    return status ? status : fellows_watch(comm, view->limit, &listener, error);
 }
 
 /* ---- as it goes ---- */
@@ -176,7 +175,7 @@ int verification_run(const struct verification_options *options)
         return -status;
     }
     struct device *device = NULL;
-    status = watch_fellows(job, comm, &place, &view, &error);
+    status = watch_fellows(job, comm, &view, &error);
     if (status) {
         complain(error.text);
         comm_abort(comm, STATUS_INTERNAL);

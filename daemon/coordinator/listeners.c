@@ -2,11 +2,9 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <limits.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/addresses.h"
 #include "daemon/coordinator/private_directory.h"
 #include "proto/endpoint.h"
 
@@ -166,31 +165,21 @@ static void format_endpoint(char *text, size_t size, const char *host, uint16_t 
     snprintf(text, size, strchr(host, ':') ? "[%.120s]:%u" : "%.120s:%u", host, port);
 }
 
-/* "tcp://A:PORT,tcp://B:PORT…": every address of this machine that another one might reach. The link-local ones need a
- * scope that means nothing elsewhere. */
+/* "tcp://A:PORT,tcp://B:PORT…" */
 static int list_addresses(char *list, size_t size, uint16_t port, struct error *error)
 {
-    struct ifaddrs *interfaces;
-    if (getifaddrs(&interfaces))
-        return error_set_errno(error, STATUS_UNAVAILABLE, errno, "control.workers: this host's addresses");
+    struct in6_addr addresses[64]; /* the first dozens will do */
+    const size_t count = addresses_of_host(addresses, sizeof addresses / sizeof *addresses);
     size_t used = 0;
     list[0] = '\0';
-    for (const struct ifaddrs *each = interfaces; each; each = each->ifa_next) {
+    for (size_t i = 0; i < count; i++) {
         char host[INET6_ADDRSTRLEN], endpoint[160];
-        if (!each->ifa_addr || !(each->ifa_flags & IFF_UP) || (each->ifa_flags & IFF_LOOPBACK)) continue;
-        int family = each->ifa_addr->sa_family;
-        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)(const void *)each->ifa_addr)->sin6_addr;
-        if (family == AF_INET)
-            inet_ntop(family, &((const struct sockaddr_in *)(const void *)each->ifa_addr)->sin_addr, host, sizeof host);
-        else if (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(v6))
-            inet_ntop(family, v6, host, sizeof host);
-        else
-            continue;
+        const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED(&addresses[i]);
+        inet_ntop(is_ipv4 ? AF_INET : AF_INET6, &addresses[i].s6_addr[is_ipv4 ? 12 : 0], host, sizeof host);
         format_endpoint(endpoint, sizeof endpoint, host, port);
-        if (used + strlen(endpoint) + 8 >= size) break; /* the first dozens will do */
+        if (used + strlen(endpoint) + 8 >= size) break;
         used += (size_t)snprintf(list + used, size - used, "%stcp://%s", used ? "," : "", endpoint);
     }
-    freeifaddrs(interfaces);
     if (!used)
         return error_set(error, STATUS_UNAVAILABLE, "control.workers: this host has no address that others can reach");
     return 0;

@@ -1,85 +1,101 @@
 #include "daemon/verify/fellows.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+#include <string.h>
 #include <unistd.h>
 
-#define LOOK_MILLISECONDS 250
+#include "daemon/verify/heartbeat.h"
+
+#define EVERY_MILLISECONDS 250      /* or a quarter of the limit where that is shorter */
+#define BEHIND_MICROSECONDS 2000000 /* who does not speak: the launcher ends the job before, where it can */
 
 struct fellow {
-    pid_t process;    /* 0: on another host */
-    uint64_t stopped; /* milliseconds, as far as this process was awake to see them */
+    bool is_known, is_heard; /* ever; since the last look */
+    uint64_t silent;         /* milliseconds, as far as this process was awake */
     struct silence silence;
 };
 
 struct watch {
+    struct heartbeat *heartbeat;
     uint32_t rank, ranks;
-    uint64_t limit; /* milliseconds */
+    uint64_t limit, every; /* milliseconds */
     struct fellows_listener listener;
     struct fellow each[];
 };
 
-static bool is_stopped(pid_t process)
+static uint64_t now_milliseconds(void)
 {
-    char path[64], name[64], state = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    const bool is_known = fscanf(file, "%*d %63[^)]) %c", name, &state) == 2;
-    fclose(file);
-    return is_known && (state == 'T' || state == 't');
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Returns whether no rank below this one is running. */
+static void listen_for(struct watch *watch, uint64_t milliseconds)
+{
+    const uint64_t end = now_milliseconds() + milliseconds;
+    struct pollfd heard = {.fd = heartbeat_socket(watch->heartbeat), .events = POLLIN};
+    for (uint64_t now; (now = now_milliseconds()) < end;) {
+        if (poll(&heard, 1, (int)(end - now)) <= 0) continue;
+        const int64_t from = heartbeat_hear(watch->heartbeat);
+        if (from >= 0) watch->each[from].is_known = watch->each[from].is_heard = true;
+    }
+}
+
+/* Returns whether this rank speaks for those that it hears: whoever is about to be spoken of does not. */
 static bool look(struct watch *watch)
 {
-    bool is_first = true;
+    const uint64_t quiet = (watch->limit < SILENCE_SPOKEN_OF ? watch->limit : SILENCE_SPOKEN_OF) / 2;
+    bool speaks = true;
     for (uint32_t rank = 0; rank < watch->ranks; rank++) {
         struct fellow *fellow = &watch->each[rank];
-        if (!fellow->process || rank == watch->rank) continue;
-        fellow->stopped = is_stopped(fellow->process) ? fellow->stopped + LOOK_MILLISECONDS : 0;
-        if (rank < watch->rank && !fellow->stopped) is_first = false;
+        fellow->silent = fellow->is_heard || !fellow->is_known ? 0 : fellow->silent + watch->every;
+        fellow->is_heard = false;
+        if (rank < watch->rank && fellow->silent < quiet) speaks = false;
     }
-    return is_first;
+    return speaks;
 }
 
 static void tell(struct watch *watch, uint32_t rank, bool speaks)
 {
     struct fellow *fellow = &watch->each[rank];
-    const enum silence_event event = silence_update(&fellow->silence, fellow->stopped, watch->limit);
-    const uint64_t since = event == SILENCE_ENDS ? fellow->silence.longest : fellow->stopped;
-    if (speaks && event != SILENCE_NOTHING_NEW)
+    const enum silence_event event = silence_update(&fellow->silence, fellow->silent, watch->limit);
+    const uint64_t since = event == SILENCE_ENDS ? fellow->silence.longest : fellow->silent;
+    if (event == SILENCE_TOO_LONG && !speaks) usleep(BEHIND_MICROSECONDS);
+    if (event == SILENCE_TOO_LONG || (event != SILENCE_NOTHING_NEW && speaks))
         watch->listener.told(watch->listener.context, event, rank, (double)since * 1e-3);
 }
 
 static void *watch_all(void *context)
 {
     struct watch *watch = context;
-    const struct timespec pause = {.tv_nsec = LOOK_MILLISECONDS * 1000000};
     for (;;) {
-        nanosleep(&pause, NULL);
+        heartbeat_send(watch->heartbeat);
+        listen_for(watch, watch->every);
         const bool speaks = look(watch);
         for (uint32_t rank = 0; rank < watch->ranks; rank++) tell(watch, rank, speaks);
     }
     return NULL;
 }
 
-int fellows_watch(const struct place *place, double limit, const struct fellows_listener *listener, struct error *error)
+int fellows_watch(struct comm *comm, double limit, const struct fellows_listener *listener, struct error *error)
 {
-    pid_t *processes = place->ranks > 1 ? place_processes(place, getppid()) : NULL;
-    if (!processes) return 0;
-    struct watch *watch = calloc(1, sizeof *watch + place->ranks * sizeof *watch->each);
-    if (watch) {
-        *watch = (struct watch){place->rank, place->ranks, (uint64_t)(limit * 1e3), *listener};
-        for (uint32_t rank = 0; rank < place->ranks; rank++) watch->each[rank].process = processes[rank];
-    }
-    free(processes);
+    if (comm->ranks == 1) return 0;
+    struct watch *watch = calloc(1, sizeof *watch + comm->ranks * sizeof *watch->each);
+    if (!watch) return error_set(error, STATUS_INTERNAL, "out of memory for %u ranks", comm->ranks);
+    watch->rank = comm->rank;
+    watch->ranks = comm->ranks;
+    watch->limit = (uint64_t)(limit * 1e3);
+    watch->every = watch->limit / 4 < EVERY_MILLISECONDS ? watch->limit / 4 : EVERY_MILLISECONDS;
+    watch->listener = *listener;
+    int status = heartbeat_open(&watch->heartbeat, comm, error);
     pthread_t thread;
-    const int number = watch ? pthread_create(&thread, NULL, watch_all, watch) : ENOMEM;
-    if (!number) return pthread_detach(thread);
+    const int number = status ? 0 : pthread_create(&thread, NULL, watch_all, watch);
+    if (!status && !number) return pthread_detach(thread);
+    if (number) status = error_set_errno(error, STATUS_INTERNAL, number, "cannot watch the other ranks");
+    heartbeat_close(watch->heartbeat);
     free(watch);
-    return error_set_errno(error, STATUS_INTERNAL, number, "cannot watch the other ranks");
+    return status;
 }

@@ -376,6 +376,11 @@ def gpt(steps=5, **sections):
     return job, "".join(f"{i} times {i} is {i * i}.\n" for i in range(1000))
 
 
+def slow_gpt(**sections):
+    """One with whose verification three ranks are busy for minutes, however fast the machine."""
+    return gpt(model={"type": "gpt", "layers": 8, "heads": 8, "width": 256, "context": 256, "vocab": 256}, **sections)
+
+
 def main():
     """unittest.main, with a line "skipped: why" for each skip."""
     program = unittest.main(module="__main__", verbosity=2, exit=False)

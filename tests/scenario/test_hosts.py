@@ -17,6 +17,7 @@ from certificates import Authority
 
 PORT = 7711  # nothing else lives in these namespaces
 TIMEOUT = int(2 * harness.SLOWER)  # s: control.timeout of a job that loses a host
+VERIFY_TIMEOUT = TIMEOUT + 1  # s: silence is spoken of before it
 
 # mpirun's way to another host: AGENT HOST COMMAND.
 AGENT = """#!/bin/sh
@@ -194,7 +195,10 @@ class Hosts(harness.Scenario):
         harness.until(lambda: last in harness.own_lines(running.said()[1]), 5, "rank 0's line")
         before = [f"gaccd: rank 1: silent for 2 s; lost after {TIMEOUT} s (control.timeout)"] if TIMEOUT > 2 else []
         self.assertEqual(harness.own_lines(running.said()[1]), [*before, last])
-        # mpirun and its daemon over there know nothing of it yet: Open MPI's own timeouts, see the next test.
+        self.end_launchers()
+
+    def end_launchers(self):
+        """mpirun and its daemon behind a cut link know nothing of it yet: Open MPI's own timeouts, see the next test."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for name in os.listdir(self.temporary):
@@ -213,6 +217,43 @@ class Hosts(harness.Scenario):
         self.assertRegex(result["reason"], "^rank [01]: ")  # mpirun kills rank 0: who is missed first is chance
         silence = "gaccd: rank 1: silent for 2 s; lost after 10 s (control.timeout)"
         self.assertIn([line for line in done.own_lines() if line != silence], ([], ["gaccd: " + result["reason"]]), done.err)
+
+    # ---- losing a host under verify, where no coordinator looks after the ranks ----
+
+    def start_verify(self, each=1):
+        job, text = harness.slow_gpt(control={"timeout": f"{VERIFY_TIMEOUT} s"})
+        self.write("text.txt", text)
+        self.write("job.yaml", json.dumps(job))
+        command = ["mpirun", *self.spread(each), "-n", str(2 * each), harness.GACCD, "verify", "job.yaml", "--output", "run"]
+        running = harness.Running(self, self.network.inside(self.first, *command), "run")
+        harness.until(lambda: "probe: " in running.said()[0], 60, "the probe")
+        self.assertEqual(len(self.gaccds()), 2 * each)
+        return running
+
+    def check_waits(self, lines, rank, others):
+        """What `rank` says of those that it hears no more, in whatever order."""
+        begin, last = [line.removeprefix(f"gaccd: verify: rank {rank} waits ") for line in lines[:-1]], lines[-1]
+        end = "(control.timeout)"
+        self.assertEqual(sorted(begin), [f"for rank {other}, which is silent; not beyond {VERIFY_TIMEOUT} s {end}" for other in others])
+        self.assertIn(last, [f"gaccd: verify: rank {rank} waits no longer for rank {other}, which is silent for {VERIFY_TIMEOUT} s {end}"
+                             for other in others])
+
+    def test_a_rank_of_verify_that_is_stopped_alone_on_its_host_is_waited_for_until_the_timeout(self):
+        running = self.start_verify()
+        os.kill(running.ranks()[1], signal.SIGSTOP)
+        done = running.wait(VERIFY_TIMEOUT + harness.PROMPT + 5)
+        self.assertEqual(done.status, 70, done.err)
+        self.check_waits(done.own_lines(), 0, [1])
+        self.assertFalse(os.path.exists(running.output))
+
+    def test_a_cut_link_ends_all_ranks_of_verify_within_the_timeout(self):
+        running = self.start_verify(2)
+        self.network.cut(self.second)
+        self.assertEqual(harness.until_empty(self.gaccds, VERIFY_TIMEOUT + harness.PROMPT + 4), [])
+        harness.until(lambda: "no longer" in running.said()[1], 5, "rank 0's line")
+        self.check_waits(harness.own_lines(running.said()[1]), 0, [2, 3])
+        self.assertFalse(os.path.exists(running.output))
+        self.end_launchers()
 
     # ---- strangers ----
 

@@ -252,7 +252,7 @@ class Verify(harness.Scenario):
 
     def begin_together(self, timeout):
         """Three ranks, with minutes of work before them."""
-        job, text = harness.gpt(control={"timeout": timeout}, model={"type": "gpt", "layers": 8, "heads": 8, "width": 256, "context": 256, "vocab": 256})
+        job, text = harness.slow_gpt(control={"timeout": timeout})
         self.write("text.txt", text)
         self.write("job.yaml", json.dumps(job))
         running = harness.Running(self, ["mpirun", "-n", "3", harness.GACCD, "verify", "job.yaml", "--output", "run"], "run")
@@ -266,8 +266,8 @@ class Verify(harness.Scenario):
             done = running.wait(20)
             self.assertEqual(done.status, 70, done.err)
             self.assertEqual(done.own_lines()[:2], [
-                f"gaccd: verify: rank {waits} waits for rank {stopped}, which is stopped; not beyond 3 s (control.timeout)",
-                f"gaccd: verify: rank {waits} waits no longer for rank {stopped}, which is stopped for 3 s (control.timeout)"])
+                f"gaccd: verify: rank {waits} waits for rank {stopped}, which is silent; not beyond 3 s (control.timeout)",
+                f"gaccd: verify: rank {waits} waits no longer for rank {stopped}, which is silent for 3 s (control.timeout)"])
             self.assertEqual(done.own_lines()[2:], [] if stopped else ["gaccd: verify: interrupted by rank 1's end"])
             self.assertFalse(os.path.exists(os.path.join(self.directory, "run")))
 

@@ -338,9 +338,9 @@ static void test_a_flood_on_a_stream_that_is_gone_ends_the_connection(void **sta
         const char *bytes;
         size_t length;
     } frames[] = {
-        {"\0\0\0\0\0\0\0\0\1", 9},                        /* DATA without any */
-        {"\0\0\0\0\1\0\0\0\1", 9},                        /* that ends the stream again */
-        {"\0\0\4\10\0\0\0\0\1\0\0\0\1", 13},              /* WINDOW_UPDATE */
+        {"\0\0\0\0\0\0\0\0\1", 9},                       /* DATA without any */
+        {"\0\0\0\0\1\0\0\0\1", 9},                       /* that ends the stream again */
+        {"\0\0\4\10\0\0\0\0\1\0\0\0\1", 13},             /* WINDOW_UPDATE */
         {"\0\0\6\1\5\0\0\0\1\x83\x86\x84\x01\x01x", 15}, /* HEADERS */
     };
     for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
