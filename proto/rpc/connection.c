@@ -15,6 +15,9 @@
 #define RESET_GRACE 200
 #define OWN 1     /* the HEADERS of a call */
 #define UPDATES 2 /* of windows, the stream's and the connection's: with each call, and for DATA that a peer takes */
+/* Behind so many bytes of fields, more than a block without compression has (nghttp2's limit), the stream is reset, and
+ * nghttp2 looks at no more of them: a byte may stand for thousands. */
+#define HEADERS_ENDURED (64u << 10)
 #define STREAM_WINDOW (RPC_MESSAGE_MAX + (64 << 10))
 #define CONNECTION_WINDOW (16 << 20)
 
@@ -112,8 +115,10 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
 {
     (void)flags, (void)user;
     struct rpc_call *call = nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
-    if (call != NULL && !call->over) metadata_add(&call->metadata, name, name_length, value, value_length);
-    return 0;
+    if (call == NULL) return 0;
+    if (!call->over) metadata_add(&call->metadata, name, name_length, value, value_length);
+    call->header_bytes += name_length + value_length;
+    return call->header_bytes > HEADERS_ENDURED ? NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE : 0;
 }
 
 static void ping_answered(struct rpc_connection *connection)

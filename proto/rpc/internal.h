@@ -79,6 +79,7 @@ struct rpc_call {
     void *user;
     int32_t stream;
     struct metadata metadata;
+    size_t header_bytes; /* of fields that have come, kept or not */
     struct deframer deframer;
     struct byte_queue queue;
 

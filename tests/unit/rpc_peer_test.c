@@ -47,7 +47,11 @@ static void raw_open(struct raw *raw)
     nghttp2_session_callbacks_new(&callbacks);
     nghttp2_session_callbacks_set_on_header_callback(callbacks, raw_header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, raw_frame);
-    nghttp2_session_client_new(&raw->session, callbacks, raw);
+    nghttp2_option *options;
+    nghttp2_option_new(&options);
+    nghttp2_option_set_max_send_header_block_length(options, 1 << 20);
+    nghttp2_session_client_new2(&raw->session, callbacks, raw, options);
+    nghttp2_option_del(options);
     nghttp2_session_callbacks_del(callbacks);
     nghttp2_submit_settings(raw->session, NGHTTP2_FLAG_NONE, NULL, 0);
 }
@@ -358,6 +362,41 @@ static void test_a_flood_on_a_stream_that_is_gone_ends_the_connection(void **sta
     }
 }
 
+/* Compressed, each but the first is one byte. */
+static void test_a_field_that_is_named_again_and_again_resets_its_call_alone(void **state)
+{
+    (void)state;
+    enum { MOST = 100 };
+    static const struct {
+        size_t times;
+        const char *answer;
+    } cases[] = {{3, ":status=200 content-type=application/grpc grpc-status=8 "},
+                 {20, ":status=200 content-type=application/grpc grpc-status=8 "},
+                 {30, "reset=INTERNAL_ERROR "},
+                 {MOST, "reset=INTERNAL_ERROR "}};
+    char value[2901] = "";
+    memset(value, 'y', sizeof value - 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct raw raw;
+        nghttp2_nv fields[5 + MOST] = {RAW_FIELD(":method", "POST"), RAW_FIELD(":scheme", "http"),
+                                       RAW_FIELD(":path", "/t.T/Manual"), RAW_FIELD(":authority", "localhost"),
+                                       RAW_FIELD("content-type", "application/grpc")};
+        for (size_t at = 5; at < 5 + cases[i].times; at++) fields[at] = (nghttp2_nv)RAW_FIELD("x", value);
+        raw_open(&raw);
+        for (int again = 0; again < 2; again++) {
+            raw.heard[0] = '\0';
+            nghttp2_submit_request(raw.session, NULL, fields, 5 + cases[i].times, NULL, NULL);
+            assert_int_equal(raw_run(&raw), 0);
+            assert_memory_equal(raw.heard, cases[i].answer, strlen(cases[i].answer));
+        }
+        raw.link.heard_by_server[0] = '\0';
+        raw_request(&raw, "POST", "application/grpc", NULL, "\6\0\0\0\0\1x");
+        assert_int_equal(raw_run(&raw), 0);
+        assert_string_equal(raw.link.heard_by_server, "begin [x] end ");
+        raw_close(&raw);
+    }
+}
+
 /* Whoever watches widens its windows, and has nothing to say. */
 static void test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood(void **state)
 {
@@ -508,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_a_ping_flood_ends_the_connection_and_a_keepalive_does_not),
         cmocka_unit_test(test_a_flood_of_any_frames_that_say_nothing_ends_the_connection),
         cmocka_unit_test(test_a_flood_on_a_stream_that_is_gone_ends_the_connection),
+        cmocka_unit_test(test_a_field_that_is_named_again_and_again_resets_its_call_alone),
         cmocka_unit_test(test_two_wider_windows_for_every_message_that_a_peer_takes_are_no_flood),
         cmocka_unit_test(test_garbage_is_a_protocol_error),
         cmocka_unit_test(test_a_frame_error_is_answered_with_goaway_and_closes),
