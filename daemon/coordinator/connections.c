@@ -19,6 +19,8 @@
 #define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
 #define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
 #define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
+#define TURN_NANOSECONDS 1000000u       /* of a loop's turn: nobody but ranks is heard any more behind it … */
+#define SLICE_BYTES (16u << 10)         /* … but one who has begun: read at once from who is no rank */
 #define IDLE_MILLISECONDS 250           /* for which a connection that is idle keeps its place where others want one */
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
@@ -39,23 +41,36 @@ struct connection {
     size_t first_length;
     enum trust trust;
     uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
+    uint64_t round;                /* owner->round when it was last read from */
     bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
-    bool has_written;                /* what a write left for later has left since the last flush */
-    struct connection *next, **link; /* in owner->all; *link points here */
-    struct connection *next_dirty;
+    bool has_written;                            /* what a write left for later has left since the last flush */
+    struct connection *next, **link;             /* in owner->all; *link points here */
+    struct connection *next_dirty, **dirty_link; /* while it is_dirty */
     uv_write_t write;
     uint8_t *unsent; /* of the write under way: at most one round of next_output */
 };
 
 static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
 static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer);
+static void on_room(uv_timer_t *timer);
 
 static void mark_dirty(struct connection *connection)
 {
     if (connection->is_dirty || connection->is_closing) return;
+    struct connection **first = &connection->owner->dirty[connection->is_rank];
     connection->is_dirty = true;
-    connection->next_dirty = connection->owner->dirty;
-    connection->owner->dirty = connection;
+    connection->dirty_link = first;
+    connection->next_dirty = *first;
+    if (*first) (*first)->dirty_link = &connection->next_dirty;
+    *first = connection;
+}
+
+static void mark_clean(struct connection *connection)
+{
+    if (!connection->is_dirty) return;
+    connection->is_dirty = false;
+    *connection->dirty_link = connection->next_dirty;
+    if (connection->next_dirty) connection->next_dirty->dirty_link = connection->dirty_link;
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -69,11 +84,7 @@ static void close_connection(struct connection *connection)
 {
     if (connection->is_closing) return;
     struct connections *owner = connection->owner;
-    for (struct connection **at = &owner->dirty; *at; at = &(*at)->next_dirty)
-        if (*at == connection) {
-            *at = connection->next_dirty;
-            break;
-        }
+    mark_clean(connection);
     *connection->link = connection->next;
     if (connection->next) connection->next->link = connection->link;
     owner->count--;
@@ -187,22 +198,47 @@ static void flush(struct connection *connection)
     if (connection->is_failed || wants_close(connection)) close_connection(connection);
 }
 
-static void flush_all(uv_prepare_t *prepare)
+/* ---- turns ---- */
+
+/* Whether there is still time for those who are no ranks. */
+static bool has_time(struct connections *connections)
 {
-    struct connections *connections = prepare->data;
-    while (connections->dirty) {
-        struct connection *connection = connections->dirty;
-        connections->dirty = connection->next_dirty;
-        connection->is_dirty = false;
-        flush(connection);
-    }
+    return connections->spent < TURN_NANOSECONDS;
 }
 
+static bool may_be_read(struct connection *connection)
+{
+    struct connections *owner = connection->owner;
+    if (connection->is_rank) return true;
+    if (connection->round == owner->round) return false;
+    owner->is_round_on |= !has_time(owner);
+    if (has_time(owner)) connection->round = owner->round;
+    return connection->round == owner->round;
+}
+
+/* No buffer: what there is waits in the socket for another turn. */
 static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 {
     (void)suggested;
     struct connection *connection = handle->data;
-    *buffer = uv_buf_init(connection->owner->buffer, sizeof connection->owner->buffer);
+    struct connections *owner = connection->owner;
+    const size_t room = connection->is_rank ? sizeof owner->buffer : SLICE_BYTES;
+    *buffer = may_be_read(connection) ? uv_buf_init(owner->buffer, (unsigned)room) : uv_buf_init(NULL, 0);
+}
+
+/* What the last turn has queued leaves, and the next one begins. */
+static void begin_turn(uv_prepare_t *prepare)
+{
+    struct connections *connections = prepare->data;
+    connections->spent = 0;
+    if (!connections->is_round_on) connections->round++;
+    connections->is_round_on = false;
+    if (connections->is_time_wanted) on_room(&connections->room);
+    for (struct connection *next;
+         (next = connections->dirty[true] ? connections->dirty[true] : connections->dirty[false]);) {
+        mark_clean(next);
+        flush(next);
+    }
 }
 
 static int descriptor(const struct connection *connection)
@@ -282,23 +318,31 @@ static int take_sealed(struct connection *connection, const uint8_t *bytes, size
     return opened < 0 ? (int)opened : status;
 }
 
-static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
+static void take_bytes(struct connection *connection, const uint8_t *bytes, size_t length)
 {
-    struct connection *connection = stream->data;
-    if (length < 0) {
-        close_connection(connection);
-        return;
-    }
-    connection->heard = uv_now(connection->owner->loop);
     struct error error;
+    connection->heard = uv_now(connection->owner->loop);
     if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
-    const uint8_t *bytes = (const uint8_t *)buffer->base;
-    if (length > 0 && (connection->tls ? take_sealed : take)(connection, bytes, (size_t)length, &error)) {
+    if (length > 0 && (connection->tls ? take_sealed : take)(connection, bytes, length, &error)) {
         connection->is_failed = true;
-        uv_read_stop(stream);
+        uv_read_stop(&connection->stream);
     }
     mark_dirty(connection);
     if (connection->http) flush(connection); /* what follows is looked at when this answer has left */
+}
+
+static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
+{
+    struct connection *connection = stream->data;
+    struct connections *owner = connection->owner;
+    if (length == UV_ENOBUFS) return; /* as give_buffer would have it */
+    const bool is_rank = connection->is_rank;
+    const uint64_t began = is_rank ? 0 : uv_hrtime();
+    if (length < 0)
+        close_connection(connection);
+    else
+        take_bytes(connection, (const uint8_t *)buffer->base, (size_t)length);
+    if (!is_rank) owner->spent += uv_hrtime() - began;
 }
 
 static bool is_our_user(const struct connection *connection)
@@ -337,16 +381,21 @@ static void displace(struct connection *connection)
     close_connection(connection);
 }
 
-static void on_room(uv_timer_t *timer);
-
 /* libuv accepts no more from a listener until uv_accept is called. */
+static void wait(struct listener *listener)
+{
+    listener->is_waiting = true;
+    listener->next_waiting = listener->connections->waiting;
+    listener->connections->waiting = listener;
+}
+
 static void wait_for_room(struct listener *listener, uint64_t milliseconds)
 {
     struct connections *connections = listener->connections;
-    listener->is_waiting = true;
-    listener->next_waiting = connections->waiting;
-    connections->waiting = listener;
-    uv_timer_start(&connections->room, on_room, milliseconds, 0);
+    wait(listener);
+    uv_timer_t *room = &connections->room;
+    if (!uv_is_active((uv_handle_t *)room) || uv_timer_get_due_in(room) > milliseconds)
+        uv_timer_start(room, on_room, milliseconds, 0);
 }
 
 /* Whoever is idle cannot keep the job's own processes out: who comes takes the place of the one that has been idle
@@ -407,12 +456,11 @@ static void forget(uv_handle_t *handle)
     free(connection);
 }
 
-static void on_connection(uv_stream_t *stream, int status)
+/* Where the caller has seen that there is room for one more. */
+static void greet(struct listener *listener)
 {
-    if (status < 0) return;
-    struct listener *listener = stream->data;
     struct connections *owner = listener->connections;
-    if (listener->is_waiting || must_wait(listener)) return;
+    uv_stream_t *stream = &listener->stream;
     struct connection *connection = calloc(1, sizeof *connection);
     if (!connection) {
         wait_for_room(listener, IDLE_MILLISECONDS);
@@ -445,11 +493,28 @@ static void on_connection(uv_stream_t *stream, int status)
     uv_read_start(&connection->stream, give_buffer, on_read);
 }
 
+static void on_connection(uv_stream_t *stream, int status)
+{
+    if (status < 0) return;
+    struct listener *listener = stream->data;
+    struct connections *owner = listener->connections;
+    if (listener->is_waiting) return;
+    if (!has_time(owner)) {
+        owner->is_time_wanted = true;
+        wait(listener);
+        return;
+    }
+    const uint64_t began = uv_hrtime();
+    if (!must_wait(listener)) greet(listener);
+    owner->spent += uv_hrtime() - began;
+}
+
 static void on_room(uv_timer_t *timer)
 {
     struct connections *connections = timer->data;
     struct listener *waiting = connections->waiting;
     connections->waiting = NULL;
+    connections->is_time_wanted = false;
     while (waiting) {
         struct listener *listener = waiting;
         waiting = listener->next_waiting;
@@ -467,11 +532,14 @@ int connections_init(struct connections *connections, uv_loop_t *loop, const str
     connections->drained = NULL;
     connections->refused = NULL;
     connections->maximum = maximum;
-    connections->all = connections->dirty = NULL;
+    connections->all = connections->dirty[false] = connections->dirty[true] = NULL;
+    connections->spent = 0;
+    connections->round = 1;
+    connections->is_round_on = connections->is_time_wanted = false;
     connections->waiting = NULL;
     connections->count = 0;
     int status = uv_prepare_init(loop, &connections->flush);
-    if (!status) status = uv_prepare_start(&connections->flush, flush_all);
+    if (!status) status = uv_prepare_start(&connections->flush, begin_turn);
     if (!status) status = uv_timer_init(loop, &connections->deadline);
     if (!status) status = uv_timer_init(loop, &connections->room);
     if (status) return error_set(error, STATUS_INTERNAL, "the event loop: %s", uv_strerror(status));

@@ -2,6 +2,10 @@
  * Sockets under gRPC and, for operators, HTTP/1.1, whichever a peer's first bytes are: moves bytes between libuv
  * streams and connections of either, through TLS where the listener has it. Whatever the calls of one event-loop turn
  * queue on a connection leaves in one write.
+ *
+ * Ranks come first: what they say is read whenever it comes, and what they are told leaves before all else. The others
+ * have a part of every turn, and share it: who has been read from is not again before each of those who had something
+ * to say has been.
  */
 #ifndef GACC_CONNECTIONS_H
 #define GACC_CONNECTIONS_H
@@ -45,6 +49,7 @@ struct connections {
     uint64_t next_deadline; /* uv_now */
     uv_timer_t room;        /* until somebody can make room for those who wait */
     struct listener *waiting;
+    bool is_time_wanted; /* some of them wait for the next turn alone */
     bool is_draining;
     const struct rpc_method *methods;
     void *context; /* of the methods, and of http */
@@ -55,10 +60,14 @@ struct connections {
     void (*drained)(void *context); /* all output of a connection has left, and there was some. May be NULL */
     /* A peer on socket fd that did not come to a call. May be NULL. */
     void (*refused)(void *context, int fd, const char *why);
-    struct connection *all, *dirty;
-    uint32_t count, maximum; /* one more displaces an idle one; where none is idle it is closed at once */
-    char buffer[65536];      /* every read lands here */
-    uint8_t plain[16384];    /* … and what TLS makes of it */
+    struct connection *all;
+    struct connection *dirty[2]; /* that have output: others', and ranks' */
+    uint64_t spent;              /* nanoseconds of this turn, on those who are no ranks */
+    uint64_t round;              /* in which each of them may be read from once … */
+    bool is_round_on;            /* … and some have been passed over in this turn */
+    uint32_t count, maximum;     /* one more displaces an idle one; where none is idle it is closed at once */
+    char buffer[65536];          /* every read lands here */
+    uint8_t plain[16384];        /* … and what TLS makes of it */
     uint8_t sealed[RPC_OUTPUT_ROUND + (32 << 10)]; /* by TLS, for the socket: one round and a frame */
 };
 
