@@ -124,6 +124,8 @@ static void propose(struct planning *planning)
     planning->rules = (struct proposal_rules){
         .global = job->batch->global,
         .ranks = planning->ranks,
+        .smallest = job->batch->ramp_from ? job->batch->ramp_from : job->batch->global,
+        .too_few = job_norms_micro_batches(job) ? 1 : 0,
         .context = is_gpt ? job->model->context : 0,
         .can_recompute = is_gpt,
         .limit = planning->limit,
@@ -208,10 +210,11 @@ static void print_rows(const struct memory_row *rows, uint64_t sum, uint32_t ran
 
 static void print_sets(const struct planning *planning, const struct proposal *proposal)
 {
-    printf("  --set batch.micro=%" PRIu32 " --set recompute=%s", proposal->micro,
-           proposal->recomputes ? "block" : "none");
-    if (proposal->context && proposal->context != planning->rules.context)
-        printf(" --set model.context=%" PRIu32, proposal->context);
+    printf("  --set batch.micro=%" PRIu32, proposal->micro);
+    if (planning->rules.can_recompute) printf(" --set recompute=%s", proposal->recomputes ? "block" : "none");
+    if (proposal->context != planning->rules.context) /* B stays, where the job has it as tokens, too */
+        printf(" --set model.context=%" PRIu32 " --set batch.global=%" PRIu32, proposal->context,
+               planning->rules.global);
     putchar('\n');
 }
 
@@ -300,11 +303,12 @@ static int plan(struct planning *planning, struct error *error)
     }
     if (fflush(stdout) || ferror(stdout)) return error_set_errno(error, STATUS_IO, errno, "standard output");
     if (planning->count) return 0;
-    return error_set(
-        error, STATUS_JOB,
-        "plan: nothing fits %s: not one sequence at a time, whatever the context; more ranks share less of "
-        "the optimizer's state each, a smaller model takes less of everything",
-        memory_text(planning->limit).text);
+    return error_set(error, STATUS_JOB,
+                     "plan: nothing fits %s: not %s at a time%s; more ranks share less of the optimizer's state each, "
+                     "a smaller model "
+                     "takes less of everything",
+                     memory_text(planning->limit).text, planning->rules.too_few ? "two sequences" : "one sequence",
+                     planning->rules.context ? ", whatever the context" : "");
 }
 
 int planning_run(const struct planning_options *options)

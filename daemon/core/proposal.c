@@ -5,10 +5,12 @@ static uint32_t quotient_up(uint32_t a, uint32_t b)
     return (a - 1) / b + 1;
 }
 
-/* The most sequences at a time that fit and leave no rank without a micro-batch, ⌈B/b⌉ ≥ N; 0: not even one. */
+/* The most sequences at a time that fit and leave no rank without a micro-batch in the smallest step, ⌈it/b⌉ ≥ N; 0:
+ * none does. */
 static uint32_t most_that_fit(const struct proposal_rules *rules, const struct proposal *of)
 {
-    uint32_t fits = 0, above = 1 + (rules->ranks > 1 ? (rules->global - 1) / (rules->ranks - 1) : rules->global);
+    const uint32_t most = rules->ranks > 1 ? (rules->smallest - 1) / (rules->ranks - 1) : rules->global;
+    uint32_t fits = rules->too_few, above = 1 + (most > fits ? most : fits);
     while (above - fits > 1) {
         const uint32_t middle = fits + (above - fits) / 2;
         if (rules->measure(rules->with, of->context, of->recomputes, middle) <= rules->limit)
@@ -16,7 +18,7 @@ static uint32_t most_that_fit(const struct proposal_rules *rules, const struct p
         else
             above = middle;
     }
-    return fits;
+    return fits > rules->too_few ? fits : 0;
 }
 
 /* As few micro-batches as `most` sequences at a time allow, and as many sequences in each as they then need. */
@@ -46,7 +48,7 @@ size_t proposals_find(const struct proposal_rules *rules, struct proposal found[
 bool proposal_with(const struct proposal_rules *rules, const struct proposal *like, uint32_t micro,
                    struct proposal *other)
 {
-    if (micro == 0 || micro >= like->micro) return false;
+    if (micro <= rules->too_few || micro >= like->micro) return false;
     *other = *like;
     even(rules, micro, other);
     return other->micro != like->micro;

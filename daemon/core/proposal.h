@@ -21,6 +21,8 @@ struct proposal {
 
 struct proposal_rules {
     uint32_t global, ranks; /* B, N */
+    uint32_t smallest;      /* sequences of the smallest step: B, or what a ramp begins with */
+    uint32_t too_few;       /* a job with so many sequences at a time is refused; 0: none is */
     uint32_t context;       /* the job's; 0: the model has none */
     bool can_recompute;
     uint64_t limit; /* bytes of a rank */

@@ -42,6 +42,8 @@ int job_set_digest(Gacc__V1__JobSpec *job, struct error *error);
 
 /* Targets of a full step: B·context, or B where a sequence is a row. */
 uint64_t job_tokens_per_step(const Gacc__V1__JobSpec *job);
+/* Whether BatchNorm's statistics are over a micro-batch, so that one row alone has none. */
+bool job_norms_micro_batches(const Gacc__V1__JobSpec *job);
 /* The section as the state machine takes it. */
 void job_loss_scale_rules(const Gacc__V1__LossScaleSection *section, struct loss_scale_rules *rules);
 

@@ -216,14 +216,18 @@ static int adapters(struct loading *loading)
                     strdup(model->type == GACC__V1__MODEL_TYPE__MODEL_GPT ? "*.attn.c_attn" : "layers.*"));
 }
 
+bool job_norms_micro_batches(const Gacc__V1__JobSpec *job)
+{
+    return job->model->norm == GACC__V1__NORM__NORM_BATCH &&
+           job->model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO;
+}
+
 /* What a norm takes its statistics over. */
 static int norms(struct loading *loading)
 {
     const Gacc__V1__ModelSection *model = loading->job->model;
     const uint32_t micro = loading->job->batch->micro;
-    if (model->norm == GACC__V1__NORM__NORM_LAYER && model->type == GACC__V1__MODEL_TYPE__MODEL_CNN)
-        return fail(loading, "model.norm",
-                    "layer is for mlp: of an image, group with model.norm_groups 1 is over all of it");
+    const char *by_row = model->type == GACC__V1__MODEL_TYPE__MODEL_MLP ? "group or layer" : "group";
     if (model->norm == GACC__V1__NORM__NORM_GROUP) {
         for (size_t i = 0; i < model->n_channels; i++)
             if (model->channels[i] % model->norm_groups)
@@ -235,17 +239,18 @@ static int norms(struct loading *loading)
                 return fail(loading, "model.norm_groups", "%" PRIu32 " does not divide the %" PRIu32 " of model.hidden",
                             model->norm_groups, model->hidden[i]);
     }
+    if (job_norms_micro_batches(loading->job) && micro == 1)
+        return fail(
+            loading, "batch.micro",
+            "1 row has no variance: model.norm_stats: micro wants more, window does not, nor does model.norm: %s",
+            by_row);
+    if (job_norms_micro_batches(loading->job) && micro < SMALL_SET)
+        job_notice(
+            loading,
+            "model.norm batch: its statistics are over batch.micro %" PRIu32
+            " rows each, and so the step depends on b and K: model.norm %s, or model.norm_stats window, does not",
+            micro, by_row);
     if (model->norm != GACC__V1__NORM__NORM_BATCH) return 0;
-    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO && micro == 1)
-        return fail(loading, "batch.micro",
-                    "1 row has no variance: model.norm_stats: micro wants more, window does not, nor does model.norm: "
-                    "group or layer");
-    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO && micro < SMALL_SET)
-        job_notice(loading,
-                   "model.norm batch: its statistics are over batch.micro %" PRIu32
-                   " rows each, and so the step depends on b and K: model.norm group (or layer), or model.norm_stats "
-                   "window, does not",
-                   micro);
     if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC)
         job_notice(loading, "model.norm_stats sync: windows communicate, twice a norm and micro-batch: collectives."
                             "statistics counts it");

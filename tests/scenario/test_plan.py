@@ -81,6 +81,47 @@ class Plan(planned.Planned):
         self.write("rows.csv", "x0,x1,y0\n1,2,3\n")
         self.assertEqual(self.plan(job)["proposals"], [{"recompute": "none", "micro": 4, "accumulate": 1, "bytes": self.plan(job, "--set", "batch.micro=4")["memory"]["all"]}])
 
+    def check_proposed(self, job, *arguments):
+        """The command that is proposed makes a job, of the same B."""
+        path = self.write("job.yaml", json.dumps(job))
+        done = self.call(harness.GACCD, "plan", path, *arguments, limit=120)
+        self.assertEqual(done.status, 0, done.err)
+        sets = done.out.split("* is proposed:\n")[1].split()
+        ranks = arguments[arguments.index("-n") :] if "-n" in arguments else []
+        checked = self.call(harness.GACCD, "check", path, *ranks[:2], *sets)
+        self.assertEqual(checked.status, 0, checked.err)
+        self.assertIn("global: %d " % job["batch"]["global"] if "global" in job["batch"] else "global: 8 ", checked.out + " ")
+        return sets
+
+    def test_what_is_proposed_is_a_job(self):
+        """Of every model; in a ramp; with statistics of micro-batches; where the context is halved and B was given as tokens."""
+        rest = {"job": {"steps": 3}, "batch": {"global": 8, "micro": 2}, "optimizer": {"lr": 0.1}, "data": {"format": "csv", "train": "rows.csv"}}
+        self.write("rows.csv", "x0\n")
+        self.write("text.txt", "to be or not to be")
+        text = {"format": "bytes", "train": "text.txt"}
+        transformer = {"type": "gpt", "layers": 1, "heads": 2, "width": 64, "context": 256}
+        mlp = {"type": "mlp", "inputs": 4, "hidden": [4], "outputs": 1}
+        for model, words in (
+            (transformer, ["batch.micro=8", "recompute=none"]),
+            (mlp, ["batch.micro=8"]),
+            ({"type": "cnn", "image": [1, 4, 4], "channels": [2], "hidden": [], "outputs": 2}, ["batch.micro=8"]),
+            ({"type": "linear", "inputs": 2}, ["batch.micro=8"]),
+            ({"type": "tape", "size": 2}, ["batch.micro=8"]),
+        ):
+            job = {**rest, "model": model, "data": text if model is transformer else rest["data"]}
+            self.assertEqual(self.check_proposed(job, "--memory", "4GiB")[1::2], words)
+        ramp = {**rest, "model": mlp, "batch": {"global": 8, "micro": 1, "ramp": {"from": 2, "steps": 2}}}
+        self.assertEqual(self.check_proposed(ramp, "--memory", "4GiB", "-n", "2")[1::2], ["batch.micro=1"])
+        normed = {**rest, "model": {**mlp, "norm": "batch", "norm_stats": "micro", "hidden": [1 << 16]}}
+        two = self.plan(normed)["memory"]["all"]
+        self.assertEqual(self.check_proposed(normed, "--memory", str(two))[1::2], ["batch.micro=2"])
+        done = self.call(harness.GACCD, "plan", "job.yaml", "--memory", str(two - 1))
+        self.assertEqual(done.status, 78, done.err)
+        tokens = {**rest, "model": transformer, "data": text, "batch": {"tokens": 8 * 256, "micro": 1}}
+        least = self.plan(tokens, "--set", "recompute=block")["memory"]["all"]
+        sets = self.check_proposed(tokens, "--memory", str(least - 1))[1::2]
+        self.assertEqual(sets[2:], ["model.context=128", "batch.global=8"])
+
 
 if __name__ == "__main__":
     harness.main()
