@@ -171,11 +171,16 @@ static void name_optimizer(const Gacc__V1__JobSpec *job, size_t index, char *nam
 static int check_pattern(const struct tensor_table *table, const Gacc__V1__JobSpec *job, size_t optimizer,
                          const char *pattern, const char *key, struct error *error)
 {
-    bool is_another = false, is_fixed = false;
+    struct near_names near = {.pattern = pattern, .most = NEAR_MOST};
+    bool is_another = false, is_fixed = false, is_statistic = false;
     for (size_t i = 0; i < table->count; i++) {
-        if (table->tensors[i].statistic || !matches(pattern, &table->tensors[i])) continue;
-        const bool is_own = layout_place(job, &table->tensors[i]).optimizer == optimizer;
-        if (is_own && !table->tensors[i].fixed) return 0;
+        const struct tensor *tensor = &table->tensors[i];
+        if (!tensor->fixed && !tensor->statistic) near_try(&near, tensor->name);
+        if (!matches(pattern, tensor)) continue;
+        is_statistic |= tensor->statistic;
+        if (tensor->statistic) continue;
+        const bool is_own = layout_place(job, tensor).optimizer == optimizer;
+        if (is_own && !tensor->fixed) return 0;
         is_fixed |= is_own;
         is_another |= !is_own;
     }
@@ -185,8 +190,10 @@ static int check_pattern(const struct tensor_table *table, const Gacc__V1__JobSp
                          key, pattern);
     if (is_another)
         return error_set(error, STATUS_JOB, "%s: '%.200s' matches tensors of other optimizers only", key, pattern);
-    return error_set(error, STATUS_JOB, "%s: '%.200s' matches no tensor; near it: %s", key, pattern,
-                     tensors_near(table, pattern, NEAR_MOST).text);
+    if (is_statistic)
+        return error_set(error, STATUS_JOB, "%s: '%.200s' matches running statistics, which no optimizer moves", key,
+                         pattern);
+    return error_set(error, STATUS_JOB, "%s: '%.200s' matches no tensor; %s", key, pattern, near_hint(&near).text);
 }
 
 static int check_patterns(const struct tensor_table *table, const Gacc__V1__JobSpec *job, struct error *error)

@@ -175,6 +175,32 @@ static bool is_mask(const struct model_initial *initial, const struct safetensor
     return (strcmp(rest, "bias") == 0 && stored->dimensions == 4) || strcmp(rest, "masked_bias") == 0;
 }
 
+/* Of model.lora or of the peft library's files: h.0.attn.c_attn.lora_A.weight. */
+static bool is_adapter(const struct safetensors_tensor *stored)
+{
+    return strstr(stored->name, ".lora_A.") || strstr(stored->name, ".lora_B.");
+}
+
+static bool holds_adapters_alone(const struct safetensors *file)
+{
+    size_t i = 0;
+    while (i < safetensors_count(file) && is_adapter(safetensors_at(file, i))) i++;
+    return i == safetensors_count(file);
+}
+
+/* A model begins from all of its weights: adapters that the model has not are merged into them, or go on with them. */
+static int refuse_adapter(const struct model_initial *initial, const struct safetensors_tensor *stored,
+                          struct error *error)
+{
+    const char *what = holds_adapters_alone(initial->file) ? "the file holds adapters alone" : "it is an adapter's";
+    return error_set(
+        error, STATUS_DATA,
+        "%s: the model has no tensor %s: %s. The job that trained it goes on from its checkpoints (the same "
+        "command, or --resume DIR); a new one begins from that job's final/model.safetensors, into which the "
+        "adapters are merged",
+        initial->path, stored->name, what);
+}
+
 /* A stored tensor that the model has no row for: zeros of an export without bias, and masks, may be there. */
 static int take_surplus(const struct model_initial *initial, const struct safetensors_tensor *stored,
                         struct error *error)
@@ -182,6 +208,7 @@ static int take_surplus(const struct model_initial *initial, const struct safete
     const char *name = plain_name(stored->name);
     const struct tensor *zeros = tensor_find(&initial->model->zeros, name);
     if (is_mask(initial, stored)) return 0;
+    if (!zeros && is_adapter(stored)) return refuse_adapter(initial, stored, error);
     if (!zeros)
         return error_set(error, STATUS_DATA, "%s: the model has no tensor %s; the nearest is %s", initial->path, name,
                          tensors_near(&initial->model->table, name, 1).text);

@@ -1,5 +1,6 @@
 #include "worker/near.h"
 
+#include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,15 +30,33 @@ static unsigned distance(const char *pattern, const char *name)
     return row[length];
 }
 
+void near_try(struct near_names *names, const char *name)
+{
+    char ending[256];
+    const unsigned far = distance(names->pattern, name);
+    snprintf(ending, sizeof ending, "*.%.200s", names->pattern);
+    names->ends_so |= fnmatch(ending, name, 0) == 0;
+    if (names->listed > 0 && far > names->distance) return;
+    if (far < names->distance) names->listed = names->used = 0;
+    names->distance = far;
+    if (names->listed == names->most || names->used >= sizeof names->text) return;
+    names->used += (size_t)snprintf(names->text + names->used, sizeof names->text - names->used, "%s%s",
+                                    names->listed++ ? ", " : "", name);
+}
+
+struct near_hint near_hint(const struct near_names *names)
+{
+    struct near_hint hint;
+    if (names->ends_so)
+        snprintf(hint.text, sizeof hint.text, "'*.%.200s' does", names->pattern);
+    else
+        snprintf(hint.text, sizeof hint.text, "near it: %s", names->text);
+    return hint;
+}
+
 struct near_names tensors_near(const struct tensor_table *table, const char *pattern, size_t most)
 {
-    struct near_names names = {""};
-    unsigned least = (unsigned)-1;
-    size_t used = 0;
-    for (size_t i = 0; i < table->count; i++) least = smaller(least, distance(pattern, table->tensors[i].name));
-    for (size_t i = 0, listed = 0; i < table->count && listed < most && used < sizeof names.text; i++)
-        if (distance(pattern, table->tensors[i].name) == least)
-            used += (size_t)snprintf(names.text + used, sizeof names.text - used, "%s%s", listed++ ? ", " : "",
-                                     table->tensors[i].name);
+    struct near_names names = {.pattern = pattern, .most = most};
+    for (size_t i = 0; i < table->count; i++) near_try(&names, table->tensors[i].name);
     return names;
 }

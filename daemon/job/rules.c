@@ -257,6 +257,20 @@ static int norms(struct loading *loading)
     return 0;
 }
 
+/* What a job never trains is somebody's work, or it is noise. */
+static int bases(struct loading *loading)
+{
+    const Gacc__V1__ModelSection *model = loading->job->model;
+    if (*model->init_file || model->n_init_values) return 0;
+    if (model->lora_rank)
+        job_notice(loading, "model.lora: the weights beside the adapters stay as they begin, and begin at random: "
+                            "model.init.file names the model to adapt");
+    if (model->norm == GACC__V1__NORM__NORM_BATCH && model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_FROZEN)
+        job_notice(loading, "model.norm_stats frozen: mean and variance stay as they begin, at 0 and 1: "
+                            "model.init.file names the model that has others");
+    return 0;
+}
+
 /* gpt reads tokens, mlp and linear read rows of x and y, tape rows of g. */
 static int data_for_model(struct loading *loading)
 {
@@ -624,6 +638,7 @@ int job_finish(struct loading *loading)
         optimizers,      frozen_steps, learning_rates, numbers_of_the_update,
         loss_scale,      schedule,     evaluation,     operators_tls,
         files,           private_key,  doubtful_rate,  norms,
+        bases,
     };
     int status = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !status; i++) status = rules[i](loading);

@@ -6,8 +6,9 @@ import os
 
 import numpy
 
+import harness
 import toys
-from toys import gpt, job_of, tokens
+from toys import csv_text, gpt, job_of, tokens
 
 TYPES = (("fp64", 1e-12), ("fp32", 3e-6), ("bf16", 0.02), ("fp16", 0.003))
 
@@ -164,7 +165,20 @@ class Adapters(toys.Training):
         self.assertNotEqual(self.train(again, tokens(8 * 20 + 1)).steps[0]["loss"], begun.steps[0]["loss"])
         again["model"]["init"] = {"file": os.path.join(os.path.dirname(merged), "adapter", "adapter_model.safetensors")}
         out = self.train(again, tokens(8 * 20 + 1), expect=65)
-        self.assertIn("the model has no tensor base_model", out.err)
+        self.assertRegex(out.err, "the model has no tensor base_model.*: the file holds adapters alone.*goes on from its checkpoints"
+                         ".*final/model.safetensors")
+
+    def test_adapters_into_a_model_without_them_are_refused_with_the_ways_that_there_are(self):
+        job = mlp(lora={"rank": 1}, steps=1, checkpoint={"every": 1})
+        self.train(job, rows(4))
+        for name, said in (
+            ("checkpoints/step-00000001/model.safetensors", "layers.0.lora_A.weight: it is an adapter's"),
+            ("final/adapter/adapter_model.safetensors", "base_model.model.layers.0.lora_A.weight: the file holds adapters alone"),
+        ):
+            out = self.train(mlp(steps=1, model_={"init": {"file": f"run1/{name}"}}), rows(4), expect=65)
+            self.assertIn(f"the model has no tensor {said}", out.err)
+            self.assertIn("goes on from its checkpoints", out.err)
+            self.assertIn("that job's final/model.safetensors, into which the adapters are merged", out.err)
 
     def test_recomputed_adapters_behind_a_frozen_embedding_train(self):
         """16-4: two layers, rank 1, one step: every B has moved; the same bits with recomputation, with dropout in model and
@@ -231,6 +245,53 @@ class Adapters(toys.Training):
         self.assertEqual((config["target_modules"], config["fan_in_fan_out"], config["bias"]), (layers, True, "none"))
         names = [f"base_model.model.transformer.{layer}.lora_{letter}.weight" for layer in layers for letter in "AB"]
         self.assertEqual(sorted(toys.read_safetensors(self.final("adapter/adapter_model.safetensors"))), sorted(names))
+
+    def check(self, job, status):
+        job = {**job, "data": {**job["data"], "train": "data"}}
+        done = self.call(harness.GACCD, "check", self.write("job.yaml", json.dumps(job)))
+        self.assertEqual(done.status, status, done.err)
+        return done.own_lines()
+
+    def test_a_target_that_is_no_layer_is_told_the_nearest_of_them(self):
+        """As the peft library's users write them; a glob that ends so where there is one. An optimizer's patterns are told of
+        tensors that it may have."""
+        self.write("data", "to be or not to be")
+        linears = "h.0.mlp.c_proj, h.1.mlp.c_proj"
+        for target, hint in (
+            ("c_attn", "'*.c_attn' does"),
+            ("c_attn.weight", "'*.c_attn.weight' does"),
+            ("mlp.c_*", "'*.mlp.c_*' does"),
+            ("q_proj", f"near it: {linears}"),
+            ("h.7.mlp.c_proj", f"near it: {linears}"),
+            ("ln_f", "near it: h.0.mlp.c_fc, h.1.mlp.c_fc"),
+        ):
+            job = gpt(layers=2, steps=1, model_={"lora": {"rank": 2, "targets": target}})
+            self.assertEqual(self.check(job, 78)[-1:], [f"gaccd: model.lora.targets: '{target}' matches no linear layer; {hint}"])
+        for model, pattern, hint in (
+            ({}, "c_attn.weight", "matches no tensor; '*.c_attn.weight' does"),
+            ({"lora": {"rank": 2}}, "h.0.attn.c_attn.wieght", "matches no tensor; near it: h.0.attn.c_attn.lora_A.weight, "
+             "h.0.attn.c_attn.lora_B.weight"),
+        ):
+            job = gpt(steps=1, model_=model, optimizer_={"groups": [{"match": pattern}]})
+            self.assertEqual(self.check(job, 78)[-1], f"gaccd: optimizer.groups.0.match: '{pattern}' {hint}")
+        job = mlp(steps=1, model_={"norm": "batch", "norm_stats": "window"}, optimizer_={"groups": [{"match": "*running*"}]})
+        refused = self.check(job, 78)
+        self.assertEqual(refused, ["gaccd: optimizer.groups.0.match: '*running*' matches running statistics, which no optimizer moves"])
+
+    def test_what_never_trains_and_begins_at_random_is_doubted(self):
+        self.write("data", csv_text(mlp(), rows(4)))
+        values = {"init": {"values": {"layers.0.weight": [0] * 15}}}
+        for job, word in (
+            (mlp(lora={"rank": 1}, steps=1), "model.lora: the weights beside the adapters"),
+            (mlp(model_={"norm": "batch", "norm_stats": "frozen"}, steps=1), "model.norm_stats frozen: mean and variance"),
+        ):
+            lines = self.check(job, 0)
+            self.assertEqual((len(lines), word in lines[0]), (1, True), lines)
+            job["data"]["train"] = "data"
+            self.assertIn(word, self.run_job(job, ranks=0).own_lines()[0])
+            job["model"].update(values)
+            self.assertEqual(self.check(job, 0), [])
+        self.assertEqual(self.check(mlp(steps=1), 0), [])
 
     def test_adapters_are_in_groups_and_under_the_norm(self):
         """Their own learning rates (LoRA+), and one half frozen: A then keeps every bit. Patterns that match nothing that is

@@ -184,14 +184,35 @@ void linear_offer(struct linear *linear, struct model *model)
     model->linears[model->linear_count++] = linear;
 }
 
-/* By the layer's name or its weight's: h.0.attn.c_attn, h.0.attn.c_attn.weight. */
-static bool matches(const char *pattern, const struct linear *linear)
+/* h.0.attn.c_attn of h.0.attn.c_attn.weight. */
+struct layer_name {
+    char text[sizeof((struct tensor *)0)->name];
+};
+
+static struct layer_name layer_name(const struct linear *linear)
 {
     static const char end[] = ".weight";
-    char layer[sizeof linear->weight->name];
-    snprintf(layer, sizeof layer, "%s", linear->weight->name);
-    layer[strlen(layer) - strlen(end)] = '\0';
-    return fnmatch(pattern, linear->weight->name, 0) == 0 || fnmatch(pattern, layer, 0) == 0;
+    struct layer_name name;
+    snprintf(name.text, sizeof name.text, "%s", linear->weight->name);
+    name.text[strlen(name.text) - strlen(end)] = '\0';
+    return name;
+}
+
+/* By the layer's name or its weight's. */
+static bool matches(const char *pattern, const struct linear *linear)
+{
+    return fnmatch(pattern, linear->weight->name, 0) == 0 || fnmatch(pattern, layer_name(linear).text, 0) == 0;
+}
+
+static int refuse_target(const struct model *model, const char *target, struct error *error)
+{
+    struct near_names near = {.pattern = target, .most = NEAR_MOST};
+    for (size_t i = 0; i < model->linear_count; i++) {
+        near_try(&near, layer_name(model->linears[i]).text);
+        near_try(&near, model->linears[i]->weight->name);
+    }
+    return error_set(error, STATUS_JOB, "model.lora.targets: '%.200s' matches no linear layer; %s", target,
+                     near_hint(&near).text);
 }
 
 static int check_targets(const struct model *model, struct error *error)
@@ -201,9 +222,7 @@ static int check_targets(const struct model *model, struct error *error)
         bool found = false;
         for (size_t i = 0; i < model->linear_count && !found; i++)
             found = matches(spec->lora_targets[t], model->linears[i]);
-        if (!found)
-            return error_set(error, STATUS_JOB, "model.lora.targets: '%.200s' matches no linear layer; near it: %s",
-                             spec->lora_targets[t], tensors_near(&model->table, spec->lora_targets[t], NEAR_MOST).text);
+        if (!found) return refuse_target(model, spec->lora_targets[t], error);
     }
     return 0;
 }
