@@ -35,6 +35,7 @@ static const struct choice mlp_activations[] = {
     {0}};
 static const struct choice norms[] = {{"none", NORM(NONE)}, {"layer", NORM(LAYER)}, {"group", NORM(GROUP)},
     {"batch", NORM(BATCH)}, {0}};
+static const struct choice image_norms[] = {{"none", NORM(NONE)}, {"group", NORM(GROUP)}, {"batch", NORM(BATCH)}, {0}};
 static const struct choice pools[] = {{"max", GACC__V1__POOL__POOL_MAX}, {"average", GACC__V1__POOL__POOL_AVERAGE},
     {"none", GACC__V1__POOL__POOL_NONE}, {0}};
 static const struct choice norm_stats[] = {{"micro", NORM_STATS(MICRO)}, {"frozen", NORM_STATS(FROZEN)},
@@ -179,9 +180,12 @@ const struct key keys[] = {
      .help = "Of the initial weights; residual projections have it divided by √(2·layers)."},
     {"model.pad_vocab", KEY_U32, OF_MODEL(pad_vocab), .fallback = "128", .least = 1, .most = 65536, WHEN(IF_GPT),
      .help = "Rows of logits are padded to a multiple of it; files are not."},
-    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, .selects = BY_NORM, WHEN(IF_HIDDEN),
-     .help = "Between a hidden layer, or a convolution, and its activation. layer (mlp): over a row. group: over groups of its channels. batch: each "
+    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = norms, .selects = BY_NORM, WHEN(IF_MLP),
+     .help = "Between a hidden layer and its activation. layer: over a row. group: over groups of its channels. batch: each "
              "channel over many rows, so that what one row gives depends on the others."},
+    {"model.norm", KEY_CHOICE, OF_MODEL(norm), .fallback = "none", .choices = image_norms, .selects = BY_NORM, WHEN(IF_CNN),
+     .help = "Between a convolution, or a hidden layer, and its activation, as for mlp. group with norm_groups 1 is over all of an "
+             "image; layer is for mlp only."},
     {"model.norm_groups", KEY_U32, OF_MODEL(norm_groups), .least = 1, .most = 16777216, WHEN(IF_HIDDEN, IF_GROUP_NORM),
      .help = "Of the channels of every hidden layer and convolution, which they divide."},
     {"model.norm_stats", KEY_CHOICE, OF_MODEL(norm_stats), .fallback = "micro", .choices = norm_stats,
@@ -197,6 +201,10 @@ const struct key keys[] = {
      .help = "mse: mean over outputs of (ŷ−y)². half_mse: sum over outputs of ½(ŷ−y)². cross_entropy: y0 is the "
              "class. wasserstein: −y·ŷ of one output, a critic's: y is 1 for what is real, −1 for what is not, 0 for what is "
              "between them and only penalised."},
+    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "half_mse", .choices = linear_losses, WHEN(IF_LINEAR),
+     .help = "half_mse: ½(ŷ−y)². mse: (ŷ−y)²."},
+    {"model.size", KEY_U32, OF_MODEL(size), .least = 1, .most = COUNT_MOST, WHEN(IF_TAPE),
+     .help = "Columns g0, g1, … of the data."},
     {"model.penalty", KEY_SECTION, NOWHERE, WHEN(IF_MLP),
      .help = "Of the gradient of the one output by its inputs: λ·(|∂ŷ/∂x| − 1)² is added to the loss of a row, with wasserstein "
              "of those rows whose y is 0. Worked out in fp32 (with fp64: fp64), on CPUs."},
@@ -205,10 +213,6 @@ const struct key keys[] = {
     {"model.penalty.rows", KEY_U32, OF_MODEL(penalty_rows), .fallback = "", .computed = "all, averaged as the loss is",
      .least = 1, .most = COUNT_MOST, WHEN(IF_MLP),
      .unit = "rows", .help = "Once a step: the mean over the first rows of the global batch, whatever its size."},
-    {"model.loss", KEY_CHOICE, OF_MODEL(loss), .fallback = "half_mse", .choices = linear_losses, WHEN(IF_LINEAR),
-     .help = "half_mse: ½(ŷ−y)². mse: (ŷ−y)²."},
-    {"model.size", KEY_U32, OF_MODEL(size), .least = 1, .most = COUNT_MOST, WHEN(IF_TAPE),
-     .help = "Columns g0, g1, … of the data."},
     {"model.lora", KEY_SECTION, NOWHERE, WHEN(IF_LAYERS),
      .help = "Low-rank adapters beside linear layers: x·W becomes x·W + alpha/rank·(drop(x)·Aᵀ)·Bᵀ. They alone are trained, all "
              "other tensors stay as model.init has them; B begins at zero. The tensors are LAYER.lora_A.weight [rank, in] and "
@@ -242,13 +246,14 @@ const struct key keys[] = {
      .help = "A path, a glob or a list of them; what a glob matches is sorted."},
     {"data.validation", KEY_SPLIT, OF_DATA(n_validation), .fallback = "null", .most = 1, .above = true, .below = true,
      .nullable = true,
-     .help = "As train, or the fraction that is cut from the end of the training data."},
+     .help = "As train, or the fraction that is cut from the end of the training data (not with data.mix)."},
     {"data.order", KEY_CHOICE, OF_DATA(order), .fallback = "shuffled", .choices = orders,
      .help = "shuffled: a new order every epoch, from the seed."},
     {"data.mix", KEY_U32_LIST, OF_DATA(n_mix), .fallback = "", .least = 1, .most = COUNT_MOST,
      .help = "A whole number for each file of data.train (what a glob matches counts one by one): its parts of an epoch, which "
              "is as long as all files together. [1, 3]: a quarter of the first, three of the second. All sequences of a file "
-             "are read before one of them is read again. Without it every sequence once."},
+             "are read before one of them is read again. Without it every sequence once. With it data.validation is files, not a "
+             "fraction."},
     {"data.document_ends", KEY_U32_LIST, OF_DATA(n_document_ends), .fallback = "", .most = 4294967295., WHEN(IF_TOKENS),
      .help = "Tokens that end a document: the target behind one, the first of the next document, weighs 0. Attention "
              "still sees what stands before it."},
@@ -281,6 +286,11 @@ const struct key keys[] = {
              "sum: no mean."},
     {"batch.tail", KEY_CHOICE, BATCH(tail), .fallback = "flush", .choices = tails,
      .help = "The short last batch of an epoch: a step of its own weight, or left out."},
+    {"batch.lr_scaling", KEY_CHOICE, BATCH(lr_scaling), .fallback = "none", .choices = scalings,
+     .selects = BY_LR_SCALING,
+     .help = "linear: lr is multiplied by B / base, once."},
+    {"batch.base", KEY_U32, BATCH(base_sequences), .least = 1, .most = COUNT_MOST, .unit = "sequences",
+     WHEN({BY_LR_SCALING, BIT(SCALING(LINEAR))}), .help = "The global batch for which lr was found."},
     {"batch.ramp", KEY_SECTION, NOWHERE, .help = "The global batch grows to its size, by whole micro-batches."},
     {"batch.ramp.from", KEY_U32, BATCH(ramp_from), .fallback = "", .least = 1, .most = COUNT_MOST, .unit = "sequences",
      .help = "Of the first step. The learning rate is that of batch.global throughout."},
@@ -288,11 +298,6 @@ const struct key keys[] = {
      .unit = "applied optimizer steps",
      .help = "After them it is batch.global: from + (global − from)·i/steps, i of them being applied when the step is "
              "planned, one step ahead."},
-    {"batch.lr_scaling", KEY_CHOICE, BATCH(lr_scaling), .fallback = "none", .choices = scalings,
-     .selects = BY_LR_SCALING,
-     .help = "linear: lr is multiplied by B / base, once."},
-    {"batch.base", KEY_U32, BATCH(base_sequences), .least = 1, .most = COUNT_MOST, .unit = "sequences",
-     WHEN({BY_LR_SCALING, BIT(SCALING(LINEAR))}), .help = "The global batch for which lr was found."},
 
     {"precision", KEY_SECTION, NOWHERE, .help = "The compute type, and what happens to gradients that are not finite."},
     {"precision.compute", KEY_CHOICE, PRECISION(compute), .fallback = "fp32", .choices = computes,

@@ -132,7 +132,7 @@ const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const
  * optimizer.1.groups.2.frozen, and that group; NULL: the job has none such. Without an index the first is meant. */
 const struct key *key_find_of_group(const Gacc__V1__JobSpec *job, const char *path,
                                     const Gacc__V1__ParameterGroup **group);
-/* The key that is a selector. */
+/* The key that is a selector; of several rows the first, which has all of its choices. */
 const struct key *key_of_selector(enum selector selector);
 int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector);
 const char *choice_name(const struct choice *choices, int value);
@@ -146,6 +146,8 @@ struct phrase condition_values(const struct condition *condition);
 
 /* "; did you mean …?" or "; there are …" for an unknown key below a section ("" is the whole job). */
 struct phrase key_suggestion(const char *section, const char *leaf);
-struct phrase choice_suggestion(const struct choice *choices, const char *wrong);
+/* "is not one of …; did you mean …?", or of which other choice it is one: "is for model.type mlp; here it is one of …"
+ */
+struct phrase choice_suggestion(const struct key *key, const char *wrong);
 
 #endif

@@ -61,15 +61,30 @@ struct phrase key_suggestion(const char *section, const char *leaf)
     return phrase;
 }
 
-struct phrase choice_suggestion(const struct choice *choices, const char *wrong)
+/* Another row of the same path that has this choice, or NULL. */
+static const struct key *row_with_choice(const struct key *key, const char *name)
 {
-    struct phrase phrase = {"is not one of "};
+    for (const struct key *row = keys; row < keys + key_count; row++)
+        for (const struct choice *choice = row->choices; choice && choice->name; choice++)
+            if (row != key && strcmp(row->path, key->path) == 0 && strcmp(choice->name, name) == 0) return row;
+    return NULL;
+}
+
+struct phrase choice_suggestion(const struct key *key, const char *wrong)
+{
+    struct phrase phrase = {""};
     struct nearest nearest = {.wrong = wrong};
-    for (const struct choice *choice = choices; choice->name; choice++) {
-        add(&phrase, "%s%s", choice == choices ? "" : ", ", choice->name);
+    const struct key *other = row_with_choice(key, wrong);
+    if (other)
+        add(&phrase, "is for %s %s; here it is one of ", key_of_selector(other->when->by)->path,
+            condition_values(other->when).text);
+    else
+        add(&phrase, "is not one of ");
+    for (const struct choice *choice = key->choices; choice->name; choice++) {
+        add(&phrase, "%s%s", choice == key->choices ? "" : ", ", choice->name);
         nearest_try(&nearest, choice->name);
     }
-    if (nearest.word) add(&phrase, "; did you mean %s?", nearest.word);
+    if (nearest.word && !other) add(&phrase, "; did you mean %s?", nearest.word);
     return phrase;
 }
 

@@ -116,7 +116,7 @@ static int read_choice(const struct reading *reading)
     const struct choice *choice = reading->key->choices;
     if (node->kind != NODE_SCALAR)
         return node_fail(node, reading->path, reading->error, "is a %s; it %s",
-                         node->kind == NODE_LIST ? "list" : "mapping", choice_suggestion(choice, "").text);
+                         node->kind == NODE_LIST ? "list" : "mapping", choice_suggestion(reading->key, "").text);
     for (; choice->name; choice++)
         if (strcmp(choice->name, node->text) == 0) {
             *FIELD(int, reading, 0) = choice->value;
@@ -125,7 +125,7 @@ static int read_choice(const struct reading *reading)
     const struct absent *absent = absent_find(reading->key->path, node->text);
     if (absent) return node_fail(node, reading->path, reading->error, "%s: %s", node->text, absent->why);
     return node_fail(node, reading->path, reading->error, "%.60s %s", *node->text ? node->text : "nothing",
-                     choice_suggestion(reading->key->choices, node->text).text);
+                     choice_suggestion(reading->key, node->text).text);
 }
 
 /* Takes `text`. */

@@ -17,9 +17,10 @@ static bool has_sections(const Gacc__V1__JobSpec *job)
 /* The choices that decide which keys belong to the job; they belong to every job that has their section. */
 static bool has_choices(const Gacc__V1__JobSpec *job)
 {
-    for (size_t i = 0; i < key_count; i++) {
-        const void *base = keys[i].selects ? key_base(job, NULL, NULL, keys[i].section) : NULL;
-        if (base && !value_is_legal(&keys[i], base)) return false;
+    for (enum selector selector = BY_NOTHING + 1; selector < SELECTORS; selector++) {
+        const struct key *key = key_of_selector(selector);
+        const void *base = key_base(job, NULL, NULL, key->section);
+        if (base && !value_is_legal(key, base)) return false;
     }
     return true;
 }

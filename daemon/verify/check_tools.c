@@ -64,6 +64,10 @@ bool suite_is_by_ranks(const struct suite *suite)
     return model->norm == GACC__V1__NORM__NORM_BATCH && model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC;
 }
 
+#define MICRO_BATCH_NORM(by_row)                                                            \
+    "BatchNorm over micro-batches: the step depends on the cut. model.norm " by_row ", or " \
+    "model.norm_stats window, gives the equivalence back"
+
 const char *suite_is_by_micro_batch(const struct suite *suite)
 {
     const Gacc__V1__ModelSection *model = suite->job->model;
@@ -71,8 +75,8 @@ const char *suite_is_by_micro_batch(const struct suite *suite)
         return "weighting microbatch: the cut into micro-batches is part of the definition of the loss";
     if (model->norm == GACC__V1__NORM__NORM_BATCH &&
         (suite_is_by_ranks(suite) || model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO))
-        return "BatchNorm over micro-batches: the step depends on the cut. model.norm group or layer, or "
-               "model.norm_stats window, gives the equivalence back";
+        return model->type == GACC__V1__MODEL_TYPE__MODEL_CNN ? MICRO_BATCH_NORM("group")
+                                                              : MICRO_BATCH_NORM("group or layer");
     return NULL;
 }
 

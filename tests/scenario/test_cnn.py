@@ -173,13 +173,20 @@ class Cnn(toys.Training):
     def test_what_makes_no_sense_is_refused(self):
         for model, said in (({"image": [2, 6]}, "channels, height and width are wanted"), ({"kernel": 4}, "4 is even"),
                             ({"channels": [4, 2, 2, 2]}, "leaves nothing"), ({"channels": []}, "of 0 convolutions"),
-                            ({"norm": "layer"}, "layer is for mlp"), ({"norm": "group", "norm_groups": 4}, "model.channels")):
+                            ({"norm": "layer"}, "model.norm: layer is for model.type mlp; here it is one of none, group, batch"),
+                            ({"norm": "layer", "norm_groups": 2}, "model.norm: layer is for model.type mlp"),
+                            ({"norm": "group", "norm_groups": 4}, "model.channels")):
             job = cnn(model={**model, "init": None})
             job["data"]["train"] = "data"
             self.write("data", "x0,y0\n1,0\n")
             done = self.run_job(job, ranks=0, output="refused")
             self.assertEqual(done.status, 78)
             self.assertIn(said, done.err)
+        for micro, status, said in ((1, 78, "window does not, nor does model.norm: group\n"), (2, 65, "model.norm group, or model.norm_stats window")):
+            job = cnn(micro=micro)
+            job["data"]["train"] = "data"
+            done = self.run_job(job, ranks=0, output="refused")
+            self.assertEqual((done.status, said in done.err), (status, True), done.err)
 
 
 if __name__ == "__main__":

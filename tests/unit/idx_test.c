@@ -179,7 +179,9 @@ static void images_and_labels_have_to_fit_each_other_and_the_model(void **state)
 {
     (void)state;
     const struct data_shape wide = {.inputs = 5, .outputs = 1, .classes = 3};
+    const struct data_shape picture = {.inputs = 5, .outputs = 1, .classes = 3, .image = true};
     refused(&wide, images, IMAGES_SIZE, labels, LABELS_SIZE, 'x', ": an image has 4 numbers, but model.inputs is 5");
+    refused(&picture, images, IMAGES_SIZE, labels, LABELS_SIZE, 'x', ": an image has 4 numbers, but model.image has 5");
     refused(&digits, images, IMAGES_SIZE, images, IMAGES_SIZE, 'y', ": 4 numbers for an image, wanted 1");
     refused_labels(9, 3, LABELS_SIZE, ": label 1 (byte 9) is 3, wanted 0…2 (model.outputs 3)");
     refused_labels(10, 0xFF, LABELS_SIZE, ": label 2 (byte 10) is 255, wanted 0…2 (model.outputs 3)");

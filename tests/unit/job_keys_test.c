@@ -473,6 +473,23 @@ static void a_job_without_one_of_its_sections_is_not_whole(void **state)
     release(job);
 }
 
+/* Keys follow the section that they are in, so that the manual has them under its heading. */
+static void every_key_stands_in_its_section(void **state)
+{
+    (void)state;
+    const char *section = "";
+    for (const struct key *key = keys; key < keys + key_count; key++) {
+        const char *leaf = strrchr(key->path, '.');
+        const bool is_section = key->type == KEY_SECTION || key->type == KEY_GROUPS;
+        if (is_section) section = key->path;
+        if (is_section || !leaf) continue;
+        const size_t length = strlen(section);
+        if (strncmp(key->path, section, length) != 0 || key->path[length] != '.' ||
+            (leaf != key->path + length && key->section != IN_GROUP))
+            fail_msg("%s stands in %s", key->path, section);
+    }
+}
+
 /* deploy/docs/job-file.md is generated: GACC_WRITE_REFERENCE=1 job_keys_test writes it anew. */
 static void the_manual_is_that_of_the_table(void **state)
 {
@@ -529,6 +546,7 @@ int main(void)
         cmocka_unit_test(a_damaged_file_is_refused_with_a_place_or_is_a_job),
         cmocka_unit_test(a_job_with_a_value_that_no_file_could_give_is_not_whole),
         cmocka_unit_test(a_job_without_one_of_its_sections_is_not_whole),
+        cmocka_unit_test(every_key_stands_in_its_section),
         cmocka_unit_test(the_manual_is_that_of_the_table),
     };
     return cmocka_run_group_tests(tests, open_files, close_files);

@@ -232,7 +232,7 @@ static void a_slip_of_the_pen_is_named_and_mended(void **state)
         {"job:", "precision: {compute: 16}\njob:",
          "dir/job.yaml:1:22: precision.compute: 16 is not one of fp32, bf16, fp16, fp64"},
         {"type: gpt", "type: gpt\n  activation: tanh",
-         "dir/job.yaml:5:15: model.activation: tanh is not one of gelu, gelu_tanh"},
+         "dir/job.yaml:5:15: model.activation: tanh is for model.type mlp, cnn; here it is one of gelu, gelu_tanh"},
         {"type: gpt", "type: [gpt]",
          "dir/job.yaml:4:9: model.type: is a list; it is not one of gpt, mlp, cnn, linear, tape"},
     };

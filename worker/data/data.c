@@ -38,6 +38,7 @@ void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape
     case GACC__V1__MODEL_TYPE__MODEL_MLP:
     case GACC__V1__MODEL_TYPE__MODEL_CNN:
         shape->inputs = model->inputs;
+        shape->image = model->type == GACC__V1__MODEL_TYPE__MODEL_CNN;
         shape->outputs = model->outputs;
         if (model->loss == GACC__V1__LOSS__LOSS_CROSS_ENTROPY) {
             shape->classes = model->outputs;

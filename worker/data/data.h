@@ -17,8 +17,9 @@
 /* What the model wants to be fed; a data set that cannot do so is refused when it is opened. */
 struct data_shape {
     uint32_t context, vocab;  /* language models, else 0 */
-    uint32_t inputs, outputs; /* mlp, linear: x0…, y0…; with classes > 0, outputs is 1 and y0 is a class below it */
+    uint32_t inputs, outputs; /* of rows: x0…, y0…; with classes > 0, outputs is 1 and y0 is a class below it */
     uint32_t classes;
+    bool image;    /* the inputs are an image: model.image says how many, not model.inputs */
     uint32_t size; /* tape: g0… */
     bool penalty;  /* rows have shares of a penalty, */
     bool between;  /* those whose y is not 0 have none */

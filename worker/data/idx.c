@@ -158,8 +158,9 @@ static int identify(struct images *images, size_t number, const char *path, stru
     if (result == 0) result = idx_identify(&file->file, &file->header, error);
     if (result < 0) return result;
     if (file->header.columns != images->data.shape.inputs)
-        return error_set(error, STATUS_DATA, "%s: an image has %" PRIu64 " numbers, but model.inputs is %" PRIu32, path,
-                         file->header.columns, images->data.shape.inputs);
+        return error_set(error, STATUS_DATA, "%s: an image has %" PRIu64 " numbers, but %s %" PRIu32, path,
+                         file->header.columns, images->data.shape.image ? "model.image has" : "model.inputs is",
+                         images->data.shape.inputs);
     file->first_row = images->data.first[number] = images->rows;
     images->rows += file->header.rows;
     return 0;
