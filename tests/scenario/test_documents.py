@@ -130,6 +130,19 @@ class Documents(harness.Scenario):
         self.assertEqual((done.status, done.err), (0, ""))
         return done.out.split()
 
+    def test_every_field_of_a_step_record_stands_in_the_readme(self):
+        """And no other. The job's groups and loss scale give it all the fields that there are."""
+        job, text = harness.gpt(steps=1)
+        self.write("text.txt", text)
+        job["precision"] = {"compute": "fp16"}
+        job["optimizer"] = {"type": "adamw", "lr": 0.001, "groups": [{"match": "*.bias", "lr": 0.002}]}
+        self.assertEqual(self.run_job(job, ranks=1).status, 0)
+        record, = self.log("step")
+        table = text_of("README.md").split("A step record, one per attempt:")[1].split("\n\n")[1]
+        rows = re.findall(r"^\| ([a-z_,; ]+) \| (.*) \|$", table, re.M)
+        self.assertEqual(sorted(re.findall(r"\w+", ", ".join(row for row, _ in rows))), sorted(record.keys() - {"type"}))
+        self.assertEqual(set(re.findall(r"\w+", dict(rows)["seconds"].replace("of the slowest rank", ""))), set(record["seconds"]))
+
     def test_completion(self):
         for name in ("runs/a", "runs/b", "other"):
             os.makedirs(os.path.join(self.directory, name))
