@@ -244,6 +244,15 @@ static void put_number(const json_t *record, const char *key, int width)
         printf("  %*s", width, "-");
 }
 
+static void put_count(const json_t *record, const char *key, int width)
+{
+    const json_t *value = json_object_get(record, key);
+    if (json_is_integer(value))
+        printf("%*lld", width, (long long)json_integer_value(value));
+    else
+        printf("%*s", width, "-");
+}
+
 static void put_step(const json_t *line)
 {
     put_number(line, "loss", 10);
@@ -300,7 +309,7 @@ static const char *colour_of(const char *word)
     return "";
 }
 
-bool show_record(uint64_t step, const json_t *line, bool with_head, bool with_colours)
+bool show_record(const json_t *line, bool with_head, bool with_colours)
 {
     static const struct {
         const char *type;
@@ -315,10 +324,10 @@ bool show_record(uint64_t step, const json_t *line, bool with_head, bool with_co
                    "scale", "grad norm", "seconds");
         const char *what = i ? type : word(line, "verdict");
         const char *colour = with_colours ? colour_of(what) : "";
-        const json_t *applied = json_object_get(line, "optimizer_steps");
-        char number[24] = "-";
-        if (json_is_integer(applied)) snprintf(number, sizeof number, "%lld", (long long)json_integer_value(applied));
-        printf("%s%9llu  %9s  %-10s", colour, (unsigned long long)step, number, what);
+        fputs(colour, stdout);
+        put_count(line, "step", 9);
+        put_count(line, "optimizer_steps", 11);
+        printf("  %-10s", what);
         kinds[i].put(line);
         printf("%s\n", colour[0] ? "\033[0m" : "");
         return true;

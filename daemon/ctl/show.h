@@ -29,7 +29,8 @@ json_t *show_string(const char *text);
 /* Prints it and gives it back. `indent` 0: one line. */
 void show_json(json_t *object, size_t indent);
 
-/* A line of log.jsonl as a row; `with_head` prints the names of its columns first. False: a header has none. */
-bool show_record(uint64_t step, const json_t *line, bool with_head, bool with_colours);
+/* A line of log.jsonl as a row, by its own attempt: one about a step boundary is written before the line of the attempt
+ * that ends there. `with_head` prints the names of the columns first. False: a header has no row. */
+bool show_record(const json_t *line, bool with_head, bool with_colours);
 
 #endif

@@ -85,9 +85,16 @@ static const char *word_of(const json_t *line, const char *key)
     return text ? text : "";
 }
 
-static void take_step(struct top *top, uint64_t step, const json_t *line)
+/* The line's own attempt; a record has that of the step's line before it. */
+static uint64_t step_of(const json_t *line)
+{
+    return (uint64_t)number_of(line, "step", 0);
+}
+
+static void take_step(struct top *top, const json_t *line)
 {
     const char *verdict = word_of(line, "verdict");
+    const uint64_t step = step_of(line);
     const struct view_point point = {step, number_of(line, "loss", (double)NAN), number_of(line, "loss_scale", 0),
                                      strcmp(verdict, "skip") ? GACC__V1__VERDICT__VERDICT_APPLY
                                                              : GACC__V1__VERDICT__VERDICT_SKIP};
@@ -100,7 +107,7 @@ static void take_step(struct top *top, uint64_t step, const json_t *line)
     view_add_event(&top->view, step, strcmp(verdict, "fail") ? STYLE_WARN : STYLE_BAD, text);
 }
 
-static void take_line(struct top *top, uint64_t step, const char *type, const json_t *line)
+static void take_line(struct top *top, const char *type, const json_t *line)
 {
     char text[240] = "";
     enum style style = STYLE_PLAIN;
@@ -121,7 +128,7 @@ static void take_line(struct top *top, uint64_t step, const char *type, const js
         snprintf(text, sizeof text, "the job is %s %s", word_of(line, "status"), word_of(line, "reason"));
         style = number_of(line, "exit", 0) > 0 ? STYLE_BAD : STYLE_GOOD;
     }
-    if (text[0]) view_add_event(&top->view, step, style, text);
+    if (text[0]) view_add_event(&top->view, step_of(line), style, text);
 }
 
 static void on_record(void *context, const uint8_t *bytes, size_t length)
@@ -134,9 +141,9 @@ static void on_record(void *context, const uint8_t *bytes, size_t length)
     const bool is_step = type && !strcmp(type, "step");
     if (type && stream_take(&top->stream, record->step, is_step)) {
         if (is_step)
-            take_step(top, record->step, line);
+            take_step(top, line);
         else
-            take_line(top, record->step, type, line);
+            take_line(top, type, line);
     }
     json_decref(line);
     gacc__v1__step_record__free_unpacked(record, NULL);

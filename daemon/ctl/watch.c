@@ -38,7 +38,7 @@ static void on_record(void *context, const uint8_t *bytes, size_t length)
     if (type && stream_take(&watching->stream, record->step, !strcmp(type, "step"))) {
         if (watching->arguments->json)
             puts(record->json);
-        else if (show_record(record->step, line, watching->rows % ROWS_PER_HEAD == 0, watching->has_colours))
+        else if (show_record(line, watching->rows % ROWS_PER_HEAD == 0, watching->has_colours))
             watching->rows++;
         watching->has_ended |= !strcmp(type, "end");
         fflush(stdout);

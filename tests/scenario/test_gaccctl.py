@@ -253,12 +253,13 @@ class Gaccctl(harness.Scenario):
             self.assertFalse(set(out) & set("\x1b\x07\x9b"))
 
     def test_watching_shows_what_is_no_step(self):
+        """Each row by its line's own attempt, which of an answered call is one that has no line yet."""
         lines = [{"type": "header"}, {"type": "step", "step": 7, "optimizer_steps": 6, "verdict": "skip", "loss": None},
-                 {"type": "checkpoint", "optimizer_steps": 6, "name": "step-00000006", "bytes": 2500000, "seconds": {"copy": 0.1, "write": 1, "commit": 1}},
-                 {"type": "event", "text": "too many skips"},
-                 {"type": "control", "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}]},
-                 {"type": "control", "method": "Pause", "by": "uid 0", "accepted": False, "reason": "it is paused"},
-                 {"type": "end", "optimizer_steps": 6, "status": "stopped", "exit": 75, "reason": "SIGTERM"}]
+                 {"type": "checkpoint", "step": 7, "optimizer_steps": 6, "name": "step-00000006", "bytes": 2500000, "seconds": {"copy": 0.1, "write": 1, "commit": 1}},
+                 {"type": "event", "step": 7, "text": "too many skips"},
+                 {"type": "control", "step": 8, "optimizer_steps": 7, "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}]},
+                 {"type": "control", "step": 7, "optimizer_steps": 6, "method": "Pause", "by": "uid 0", "accepted": False, "reason": "it is paused"},
+                 {"type": "end", "step": 8, "optimizer_steps": 7, "status": "stopped", "exit": 75, "reason": "SIGTERM"}]
         fake = Fake(WatchSteps=[control_pb2.StepRecord(step=7, json=json.dumps(line)) for line in lines])
         done = self.ask(fake, "watch", "--from", "7")
         self.assertEqual((done.status, done.err), (0, ""))
@@ -267,9 +268,9 @@ class Gaccctl(harness.Scenario):
             "7 6 skip - - - - -",
             "7 6 checkpoint step-00000006: 2.5 MB, training stood still for 0.1 s, all on disk 2 s later",
             "7 - event too many skips",
-            "7 - control SetParameters by uid 0: optimizer.lr: 1 → 2",
-            "7 - control Pause by uid 0; refused: it is paused",
-            "7 6 end stopped (exit status 75): SIGTERM"])
+            "8 7 control SetParameters by uid 0: optimizer.lr: 1 → 2",
+            "7 6 control Pause by uid 0; refused: it is paused",
+            "8 7 end stopped (exit status 75): SIGTERM"])
 
     # ---- connections that are lost ----
 

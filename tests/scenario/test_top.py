@@ -102,12 +102,13 @@ def status(**fields):
                                  "total_steps": 20, "loss": 1.5, "started_unix_seconds": time.time() - 60, "ranks": ranks, **fields})
 
 
-def record(step, **line):
-    return control_pb2.StepRecord(step=step, json=json.dumps(line))
+def record(behind, **line):
+    return control_pb2.StepRecord(step=behind, json=json.dumps({"step": behind, **line}))
 
 
 LINES = [record(step, type="step", verdict="apply", loss=3.0 - 0.1 * step) for step in range(1, 13)] + [
-    record(12, type="event", text="too many skips")]
+    record(12, type="event", text="too many skips"),
+    record(12, type="control", step=13, optimizer_steps=12, method="Pause", by="uid 0", accepted=True)]  # before the line of its attempt
 
 
 class Top(harness.Scenario):
@@ -146,6 +147,8 @@ class Top(harness.Scenario):
         terminal = self.top()
         terminal.shows("too many skips")
         terminal.shows("loss of the last 12 attempts")
+        terminal.shows("      12 too many skips")
+        terminal.shows("      13 Pause by uid 0")
         self.assertRegex(terminal.lines()[0], "^training  tiny in runs/tiny +up 0:0[01]:[0-9][0-9]$")
         self.assertTrue(terminal.lines()[23].startswith(" q quit  p pause"))
         self.assertNotEqual(termios.tcgetattr(terminal.fd), terminal.before)
