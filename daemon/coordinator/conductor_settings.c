@@ -89,7 +89,8 @@ static int check_trained(const struct conductor *c, const Gacc__V1__JobSpec *job
         for (size_t g = 0; g < hello->n_groups && !any; g++) any = is_trained(job, hello->groups[g], steps);
         if (!any)
             return error_set(error, STATUS_UNAVAILABLE,
-                             "optimizer.groups: every tensor would be frozen: nothing would be left to train");
+                             "%s: every tensor would be frozen: nothing would be left to train",
+                             optimizers_are_list(job) ? "optimizer" : "optimizer.groups");
     }
     return 0;
 }

@@ -30,9 +30,13 @@ static int add_scale(struct job_changes *changes, float was, float now, struct e
     struct job_change *longer = realloc(changes->each, (changes->count + 1) * sizeof *longer);
     if (!longer) return error_set(error, STATUS_INTERNAL, "out of memory");
     changes->each = longer;
-    longer[changes->count++] = (struct job_change){
-        .key = LIVE_SCALE, .was = strdup(decimal_of((double)was).text), .now = strdup(decimal_of((double)now).text)};
-    return 0;
+    struct job_change *change = &longer[changes->count];
+    *change = (struct job_change){.row = LIVE_SCALE,
+                                  .key = strdup(LIVE_SCALE),
+                                  .was = strdup(decimal_of((double)was).text),
+                                  .now = strdup(decimal_of((double)now).text)};
+    changes->count++;
+    return change->key && change->was && change->now ? 0 : error_set(error, STATUS_INTERNAL, "out of memory");
 }
 
 /* What was ever set, with what is set now, each as the job has it. */
@@ -103,7 +107,7 @@ int parameters_answer(const struct operation *operation, Gacc__V1__Effect *effec
     for (size_t i = 0; i < count && changes && reply.changes; i++) {
         const struct job_change *change = &operation->changes.each[i];
         gacc__v1__change__init(reply.changes[reply.n_changes++] = &changes[i]);
-        changes[i].path = (char *)change->key;
+        changes[i].path = change->key;
         if (change->was) changes[i].was = change->was;
         if (change->now) changes[i].now = change->now;
         if (job_is_live_later(change->key) && !operation->was_paused) changes[i].effect = &later;

@@ -73,6 +73,10 @@ static int unknown_key(const struct loading *loading, const struct node *node, c
 {
     const struct absent *absent = absent_find(pattern, NULL);
     if (absent) return node_fail_key(node, path, loading->error, "%s", absent->why);
+    if (key_is_derived(pattern)) return node_fail_key(node, path, loading->error, KEY_IS_DERIVED);
+    if (*path && strspn(node->key, "0123456789") == strlen(node->key))
+        return node_fail_key(node, path, loading->error, "unknown key; %.*s is not a list",
+                             (int)(strlen(path) - strlen(node->key) - 1), path);
     if (strpbrk(node->key, "."))
         return node_fail_key(node, path, loading->error, "unknown key; sections are nested, not written with dots");
     return node_fail_key(node, path, loading->error, "unknown key%s", key_suggestion(section, node->key).text);

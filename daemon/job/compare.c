@@ -29,45 +29,62 @@ static bool begins_with(const char *text, const char *with, char end)
     return !strncmp(text, with, length) && (text[length] == end || text[length] == '.' || text[length] == '\0');
 }
 
-/* The key of "key=value" as it is called here: a list's first optimizer as if there were no other, the others alike. */
-static void name_of_set(const char *set, char *key, size_t size)
+/* The row of "path" or "path=value": of a list's first optimizer as if there were no other, of all others FURTHER. */
+static void row_of(const char *path, char *row, size_t size)
 {
     static const char list[] = "optimizer.";
-    const size_t length = strcspn(set, "=");
-    snprintf(key, size, "%.*s", length < size ? (int)length : 0, set);
-    if (strncmp(key, list, strlen(list)) != 0) return;
-    char *index = key + strlen(list), *end;
+    const size_t length = strcspn(path, "=");
+    snprintf(row, size, "%.*s", length < size ? (int)length : 0, path);
+    if (strncmp(row, list, strlen(list)) != 0) return;
+    char *index = row + strlen(list), *end;
     const unsigned long number = strtoul(index, &end, 10);
     if (end == index || (*end != '.' && *end != '\0')) return;
     if (number > 0)
-        snprintf(key, size, FURTHER);
+        snprintf(row, size, FURTHER);
     else
         memmove(*end ? index : index - 1, *end ? end + 1 : end, strlen(*end ? end + 1 : end) + 1);
 }
 
-/* By the key itself, a section around it or a part of it. */
-static bool is_set(const struct job_overrides *overrides, const char *path)
+static bool lie_in_each_other(const char *one, const char *other)
+{
+    return begins_with(one, other, '\0') || begins_with(other, one, '\0');
+}
+
+static bool is_row_set(const struct job_overrides *overrides, const char *row)
 {
     for (size_t i = 0; overrides && i < overrides->set_count; i++) {
-        char key[256];
-        name_of_set(overrides->sets[i], key, sizeof key);
-        if (begins_with(key, path, '\0') || begins_with(path, key, '\0')) return true;
+        char set[256];
+        row_of(overrides->sets[i], set, sizeof set);
+        if (lie_in_each_other(set, row)) return true;
     }
     return false;
 }
 
-static bool is_rate(const char *path)
+static bool is_rate(const char *row)
 {
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
-        if (!strcmp(rates[i], path)) return true;
+        if (!strcmp(rates[i], row)) return true;
+    return false;
+}
+
+static bool is_row_named(const struct job_overrides *overrides, const char *row)
+{
+    if (!is_rate(row)) return is_row_set(overrides, row);
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (is_row_set(overrides, rates[i])) return true;
     return false;
 }
 
 bool job_is_named(const struct job_overrides *overrides, const char *path)
 {
-    if (!is_rate(path)) return is_set(overrides, path);
-    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
-        if (is_set(overrides, rates[i])) return true;
+    char row[256];
+    row_of(path, row, sizeof row);
+    if (!strcmp(row, "optimizer.lr")) return is_row_named(overrides, row);
+    for (size_t i = 0; overrides && i < overrides->set_count; i++) {
+        char set[256];
+        snprintf(set, sizeof set, "%.*s", (int)strcspn(overrides->sets[i], "="), overrides->sets[i]);
+        if (lie_in_each_other(set, path)) return true;
+    }
     return false;
 }
 
@@ -77,7 +94,7 @@ static enum change_rule rule_of(const char *path, const struct job_overrides *ov
         const size_t length = strlen(rules[i].path);
         const bool is_section = rules[i].path[length - 1] == '.';
         if (is_section ? strncmp(path, rules[i].path, length) : strcmp(path, rules[i].path)) continue;
-        return rules[i].rule == CHANGE_KEPT && job_is_named(overrides, path) ? CHANGE_TAKEN : rules[i].rule;
+        return rules[i].rule == CHANGE_KEPT && is_row_named(overrides, path) ? CHANGE_TAKEN : rules[i].rule;
     }
     return CHANGE_TAKEN;
 }
@@ -108,19 +125,16 @@ static void print_groups(const Gacc__V1__JobSpec *job, FILE *to)
     fputc(']', to);
 }
 
-static void print_further(const Gacc__V1__JobSpec *job, FILE *to)
+/* All of one optimizer. */
+static void print_optimizer(const Gacc__V1__JobSpec *job, size_t index, FILE *to)
 {
-    for (size_t i = 1; i < optimizer_count(job); i++) {
-        const Gacc__V1__JobSpec one = optimizer_alone(job, i);
-        fputs(i > 1 ? ", " : "[", to);
-        print_mapping(&one, IN_OPTIMIZER, one.optimizer, to);
-        if (one.optimizer->n_groups > 0) {
-            fputs(", groups: ", to);
-            print_groups(&one, to);
-        }
-        fputc('}', to);
+    const Gacc__V1__JobSpec one = optimizer_alone(job, index);
+    print_mapping(&one, IN_OPTIMIZER, one.optimizer, to);
+    if (one.optimizer->n_groups > 0) {
+        fputs(", groups: ", to);
+        print_groups(&one, to);
     }
-    fputc(']', to);
+    fputc('}', to);
 }
 
 /* Which tensors each of a list has, and of what type it is. */
@@ -151,15 +165,15 @@ static int value_text(const struct key *key, const Gacc__V1__JobSpec *job, char 
     return fclose(stream) ? -1 : 0;
 }
 
-/* The same of FURTHER. */
-static int further_text(const Gacc__V1__JobSpec *job, char **text)
+/* The same of one behind the first. */
+static int further_text(const Gacc__V1__JobSpec *job, size_t index, char **text)
 {
     size_t length;
     *text = NULL;
-    if (job->n_further_optimizers == 0) return 0;
+    if (index >= optimizer_count(job)) return 0;
     FILE *stream = open_memstream(text, &length);
     if (!stream) return -1;
-    print_further(job, stream);
+    print_optimizer(job, index, stream);
     return fclose(stream) ? -1 : 0;
 }
 
@@ -167,12 +181,13 @@ char *job_value_text(const Gacc__V1__JobSpec *job, const char *path)
 {
     char *text = NULL;
     size_t length;
-    const Gacc__V1__ParameterGroup *group;
-    const struct key *key = key_find_of_group(job, path, &group);
-    if (!key) return (key = key_find(job, path, NULL)) && !value_text(key, job, &text) ? text : NULL;
-    if (value_is_absent(key, group)) return NULL;
+    const struct key_place place = key_follow(job, path);
+    const Gacc__V1__JobSpec alone = optimizer_alone(job, place.optimizer);
+    if (!place.key) return NULL;
+    if (!place.group) return value_text(place.key, &alone, &text) ? NULL : text;
+    if (value_is_absent(place.key, place.group)) return NULL;
     FILE *stream = open_memstream(&text, &length);
-    if (stream) value_print(key, group, stream);
+    if (stream) value_print(place.key, place.group, stream);
     if (stream && !fclose(stream)) return text;
     free(text);
     return NULL;
@@ -193,54 +208,75 @@ static bool differ(const char *one, const char *other)
     return one && other ? strcmp(one, other) != 0 : one != other;
 }
 
-static struct job_change *find(const struct job_changes *changes, const char *path)
+static struct job_change *find(const struct job_changes *changes, const char *key)
 {
     for (size_t i = 0; i < changes->count; i++)
-        if (!strcmp(changes->each[i].key, path)) return &changes->each[i];
+        if (!strcmp(changes->each[i].key, key)) return &changes->each[i];
     return NULL;
 }
 
-/* A key has several rows, of which different ones may apply to the two jobs. */
-static void add(struct job_changes *changes, const char *path, const struct job_overrides *overrides, char *was,
-                char *now)
+struct comparison {
+    struct job_changes *changes;
+    const Gacc__V1__JobSpec *was, *now;
+    const struct job_overrides *overrides;
+};
+
+/* A key has several rows, of which different ones may apply to the two jobs. Takes both texts. Negative: out of memory.
+ */
+static int add(const struct comparison *comparison, const char *row, const char *key, char *was, char *now)
 {
-    struct job_change *change = find(changes, path);
-    if (!change) {
+    struct job_changes *changes = comparison->changes;
+    struct job_change *change = differ(was, now) ? find(changes, key) : NULL;
+    if (differ(was, now) && !change) {
         change = &changes->each[changes->count++];
-        *change = (struct job_change){.key = path, .rule = rule_of(path, overrides)};
+        *change = (struct job_change){.row = row, .key = strdup(key), .rule = rule_of(row, comparison->overrides)};
+        if (!change->key) changes->count--;
     }
-    if (was) change->was = was;
-    if (now) change->now = now;
+    const bool is_kept = change && change->key;
+    if (is_kept && was) change->was = was;
+    if (is_kept && now) change->now = now;
+    if (!is_kept) free(was);
+    if (!is_kept) free(now);
+    return change && !change->key ? -1 : 0;
 }
 
-/* Takes both texts, which are no values where making them failed; returns that. */
-static bool compare_texts(struct job_changes *changes, const char *path, const struct job_overrides *overrides,
-                          bool failed, char *before, char *after)
+static int compare_key(const struct comparison *comparison, const struct key *key)
 {
-    if (!failed && differ(before, after)) {
-        add(changes, path, overrides, before, after);
-    } else {
-        free(before);
-        free(after);
+    char *before = NULL, *after = NULL;
+    const bool names_all = !strcmp(key->path, "optimizer.match"); /* of the list */
+    const struct phrase path =
+        names_all ? key_path(false, 0, "optimizer") : key_path(optimizers_are_list(comparison->now), 0, key->path);
+    if (!value_text(key, comparison->was, &before) && !value_text(key, comparison->now, &after))
+        return add(comparison, key->path, path.text, before, after);
+    free(before);
+    free(after);
+    return -1;
+}
+
+static int compare_further(const struct comparison *comparison)
+{
+    for (size_t i = 1; i < optimizer_count(comparison->was) || i < optimizer_count(comparison->now); i++) {
+        char *before = NULL, *after = NULL;
+        if (further_text(comparison->was, i, &before) || further_text(comparison->now, i, &after)) {
+            free(before);
+            free(after);
+            return -1;
+        }
+        if (add(comparison, FURTHER, key_path(true, i, "optimizer").text, before, after)) return -1;
     }
-    return failed;
+    return 0;
 }
 
 int job_compare(struct job_changes *changes, const Gacc__V1__JobSpec *was, const Gacc__V1__JobSpec *now,
                 const struct job_overrides *overrides, struct error *error)
 {
-    *changes = (struct job_changes){.each = calloc(key_count + 1, sizeof *changes->each)};
-    bool failed = !changes->each;
+    const struct comparison comparison = {changes, was, now, overrides};
+    const size_t most = key_count + optimizer_count(was) + optimizer_count(now);
+    *changes = (struct job_changes){.each = calloc(most, sizeof *changes->each)};
+    int failed = changes->each ? 0 : -1;
     for (size_t i = 0; i < key_count && !failed; i++) {
-        char *before = NULL, *after = NULL;
-        if (keys[i].type == KEY_GROUPS) { /* behind the keys of the first */
-            failed = further_text(was, &before) || further_text(now, &after);
-            failed = compare_texts(changes, FURTHER, overrides, failed, before, after);
-            before = after = NULL;
-        }
-        if (failed || !is_compared(&keys[i])) continue;
-        failed = value_text(&keys[i], was, &before) || value_text(&keys[i], now, &after);
-        failed = compare_texts(changes, keys[i].path, overrides, failed, before, after);
+        if (keys[i].type == KEY_GROUPS) failed = compare_further(&comparison); /* behind the keys of the first */
+        if (!failed && is_compared(&keys[i])) failed = compare_key(&comparison, &keys[i]);
     }
     if (!failed) return 0;
     job_changes_free(changes);
@@ -310,10 +346,10 @@ int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec 
     for (size_t i = 0; i < changes->count && !status; i++) {
         const struct job_change *change = &changes->each[i];
         if (change->rule != CHANGE_KEPT) continue;
-        if (is_rate(change->key))
+        if (is_rate(change->row))
             status = keep_rates(was, now, error);
         else
-            keep_numbers(key_find(now, change->key, NULL), was, now);
+            keep_numbers(key_find(now, change->row, NULL), was, now);
     }
     return status ? status : job_set_digest(now, error);
 }
@@ -321,7 +357,7 @@ int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec 
 void job_changes_free(struct job_changes *changes)
 {
     for (size_t i = 0; i < changes->count; i++) {
-        free(changes->each[i].own);
+        free(changes->each[i].key);
         free(changes->each[i].was);
         free(changes->each[i].now);
     }

@@ -9,8 +9,8 @@
 
 #include "daemon/job/job.h"
 
-/* The second of a list of optimizers and those behind it, as one value. The first one's keys are compared like those of
- * a job that has no other; what makes a list the same training is compared as optimizer.match. */
+/* The row of a further one of a list of optimizers, as one value. The first one's keys are compared like those of a job
+ * that has no other; what makes a list the same training is compared as optimizer.match. */
 #define FURTHER "optimizer.1"
 
 enum change_rule {
@@ -20,8 +20,8 @@ enum change_rule {
 };
 
 struct job_change {
-    const char *key; /* its path … */
-    char *own;       /* … where that is one of a group; NULL: it is the manual's */
+    const char *row; /* the manual's path, or FURTHER */
+    char *key;       /* its path in the file of the job as it is now */
     enum change_rule rule;
     char *was, *now; /* as the job file has them; NULL: the job does not have this key */
 };
@@ -42,7 +42,8 @@ int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec 
                      struct error *error);
 void job_changes_free(struct job_changes *changes);
 
-/* Whether the sets name the key, a section around it or a part of it; of the learning rates any of them. */
+/* Whether the sets name the key (by its path in the file), a section around it or a part of it; of the learning rates
+ * any of them. */
 bool job_is_named(const struct job_overrides *overrides, const char *path);
 /* The key's value as the job file would have it; free() it. NULL: the job does not have it, or memory is short. */
 char *job_value_text(const Gacc__V1__JobSpec *job, const char *path);

@@ -26,14 +26,8 @@ const struct node *job_node(const struct loading *loading, const char *path)
 
 struct phrase optimizer_path(const struct loading *loading, size_t index, const char *path)
 {
-    static const char section[] = "optimizer";
-    struct phrase phrase;
-    const struct node *node = tree_child(loading->root, section, strlen(section));
-    if (node && node->kind == NODE_LIST)
-        snprintf(phrase.text, sizeof phrase.text, "%s.%zu%s", section, index, path + strlen(section));
-    else
-        snprintf(phrase.text, sizeof phrase.text, "%s", path);
-    return phrase;
+    const struct node *node = tree_find(loading->root, "optimizer");
+    return key_path(node && node->kind == NODE_LIST, index, path);
 }
 
 void job_notice(const struct loading *loading, const char *format, ...)

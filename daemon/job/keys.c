@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <float.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/optimizers.h"
@@ -575,22 +576,53 @@ const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const
     return NULL;
 }
 
-const struct key *key_find_of_group(const Gacc__V1__JobSpec *job, const char *path,
-                                    const Gacc__V1__ParameterGroup **group)
+static const char optimizer_section[] = "optimizer";
+
+/* Behind the index that the path begins with, as the file's lists have it; NULL: there is none. */
+static const char *take_index(const char *path, size_t *index)
 {
-    static const char all[] = "optimizer.groups.*.";
-    unsigned optimizer = 0, index = 0;
-    int end = 0;
-    if (sscanf(path, "optimizer.groups.%5u.%n", &index, &end) != 1 || end == 0) {
-        end = 0;
-        if (sscanf(path, "optimizer.%5u.groups.%5u.%n", &optimizer, &index, &end) != 2 || end == 0) return NULL;
-        if (!optimizers_are_list(job)) return NULL;
+    const size_t digits = strspn(path, "0123456789");
+    if (digits == 0 || digits > 5 || (digits > 1 && path[0] == '0')) return NULL;
+    if (path[digits] != '.' && path[digits] != '\0') return NULL;
+    *index = strtoul(path, NULL, 10);
+    return path + digits + (path[digits] == '.');
+}
+
+struct key_place key_follow(const Gacc__V1__JobSpec *job, const char *path)
+{
+    struct key_place place = {.key = NULL};
+    char row[256] = "";
+    const size_t length = strlen(optimizer_section);
+    const char *rest = path + length + 1;
+    size_t index = 0;
+    if (strncmp(path, optimizer_section, length) != 0 || path[length] != '.') {
+        place.key = key_find(job, path, &place.any);
+        return place;
     }
-    if (optimizer >= optimizer_count(job) || index >= optimizer_at(job, optimizer)->n_groups) return NULL;
-    *group = optimizer_at(job, optimizer)->groups[index];
-    for (size_t i = 0; i < key_count; i++)
-        if (keys[i].section == IN_GROUP && strcmp(keys[i].path + strlen(all), path + end) == 0) return &keys[i];
-    return NULL;
+    if (optimizers_are_list(job)) rest = take_index(rest, &place.optimizer);
+    if (!rest || place.optimizer >= optimizer_count(job)) return place;
+    const Gacc__V1__JobSpec alone = optimizer_alone(job, place.optimizer);
+    static const char groups[] = "groups.";
+    const char *leaf = strncmp(rest, groups, strlen(groups)) == 0 ? take_index(rest + strlen(groups), &index) : NULL;
+    if (leaf && index >= alone.optimizer->n_groups) return place;
+    if (leaf) place.group = alone.optimizer->groups[index];
+    if (leaf && *leaf)
+        snprintf(row, sizeof row, "%s.groups.*.%.200s", optimizer_section, leaf);
+    else
+        snprintf(row, sizeof row, "%s%s%.200s", optimizer_section, *rest ? "." : "", leaf ? "groups" : rest);
+    place.key = key_find(&alone, row, &place.any);
+    return place;
+}
+
+struct phrase key_path(bool is_list, size_t optimizer, const char *path)
+{
+    struct phrase phrase;
+    const size_t length = strlen(optimizer_section);
+    if (is_list && strncmp(path, optimizer_section, length) == 0 && (path[length] == '.' || path[length] == '\0'))
+        snprintf(phrase.text, sizeof phrase.text, "%s.%zu%s", optimizer_section, optimizer, path + length);
+    else
+        snprintf(phrase.text, sizeof phrase.text, "%s", path);
+    return phrase;
 }
 
 const char *choice_name(const struct choice *choices, int value)

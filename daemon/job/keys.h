@@ -128,10 +128,14 @@ void *key_base(const Gacc__V1__JobSpec *job, struct key_aside *aside, Gacc__V1__
 bool key_applies(const struct key *key, const Gacc__V1__JobSpec *job, const struct condition **failed);
 /* The row of that path which applies; NULL when none does, *any being the first row of that path or NULL. */
 const struct key *key_find(const Gacc__V1__JobSpec *job, const char *path, const struct key **any);
-/* The row of a key of one group, optimizer.groups.2.frozen or, of one in a list of optimizers,
- * optimizer.1.groups.2.frozen, and that group; NULL: the job has none such. Without an index the first is meant. */
-const struct key *key_find_of_group(const Gacc__V1__JobSpec *job, const char *path,
-                                    const Gacc__V1__ParameterGroup **group);
+/* Where a path of the job's file leads: elements of lists by their index. */
+struct key_place {
+    const struct key *key; /* the row that applies; NULL: none does */
+    const struct key *any; /* then the first row of such a path; NULL: there is none, or no such element */
+    size_t optimizer;      /* whose key it is, of a list */
+    const Gacc__V1__ParameterGroup *group; /* whose key it is; NULL: no group's */
+};
+struct key_place key_follow(const Gacc__V1__JobSpec *job, const char *path);
 /* The key that is a selector; of several rows the first, which has all of its choices. */
 const struct key *key_of_selector(enum selector selector);
 int key_selector_value(const Gacc__V1__JobSpec *job, enum selector selector);
@@ -141,9 +145,15 @@ const struct absent *absent_find(const char *path, const char *value);
 struct phrase {
     char text[256];
 };
+/* What a file calls a key of its index-th optimizer: optimizer.lr, or in a list optimizer.0.lr. Other keys have the
+ * table's path. */
+struct phrase key_path(bool is_list, size_t optimizer, const char *path);
 /* "gpt, mlp": the choices that fulfil it. */
 struct phrase condition_values(const struct condition *condition);
 
+/* Whether the path's last word is one for a number that follows from others, as K does: no key, in whatever section. */
+bool key_is_derived(const char *path);
+#define KEY_IS_DERIVED "is derived: K and M follow from batch.global, batch.micro and the ranks"
 /* "; did you mean …?" or "; there are …" for an unknown key below a section ("" is the whole job). */
 struct phrase key_suggestion(const char *section, const char *leaf);
 /* "is not one of …; did you mean …?", or of which other choice it is one: "is for model.type mlp; here it is one of …"

@@ -68,19 +68,16 @@ static bool has_dynamic_scale(const Gacc__V1__JobSpec *job)
     return scale && scale->mode == GACC__V1__SCALE_MODE__SCALE_DYNAMIC;
 }
 
-/* Of one key, or of one group's. */
-static const struct key *row_of(const Gacc__V1__JobSpec *job, const char *path)
+/* Of a list of optimizers the first one's are, which the others follow, and every group's. */
+static bool is_live(const struct key_place *place)
 {
-    const Gacc__V1__ParameterGroup *group;
-    const struct key *key = key_find_of_group(job, path, &group);
-    return key ? key : key_find(job, path, NULL);
+    return place->key && place->key->live != LIVE_NEVER && (place->optimizer == 0 || place->group);
 }
 
 bool job_is_live(const Gacc__V1__JobSpec *job, const char *path)
 {
-    if (!strcmp(path, LIVE_SCALE)) return has_dynamic_scale(job);
-    const struct key *key = row_of(job, path);
-    return key && key->live != LIVE_NEVER;
+    const struct key_place place = key_follow(job, path);
+    return strcmp(path, LIVE_SCALE) ? is_live(&place) : has_dynamic_scale(job);
 }
 
 bool job_is_live_later(const char *path)
@@ -90,80 +87,37 @@ bool job_is_live_later(const char *path)
     return false;
 }
 
+static void add_path(struct live_paths *live, const char *path)
+{
+    char *text = live->texts[live->count];
+    if (strlen(path) < sizeof *live->texts) live->paths[live->count++] = strcpy(text, path);
+}
+
 /* Those of groups that no schedule freezes, one by one. */
 static void add_group_paths(struct live_paths *live, const Gacc__V1__JobSpec *job, const char *leaf)
 {
+    const size_t most = live->count + LIVE_GROUPS_MAX;
     for (size_t o = 0; o < optimizer_count(job); o++)
-        for (size_t i = 0; i < optimizer_at(job, o)->n_groups && live->of_groups < LIVE_GROUPS_MAX; i++) {
+        for (size_t i = 0; i < optimizer_at(job, o)->n_groups && live->count < most; i++) {
             const Gacc__V1__ParameterGroup *group = optimizer_at(job, o)->groups[i];
-            if (group->frozen_until || group->frozen_from) continue;
-            char *path = live->group_paths[live->of_groups++];
-            const int length =
-                o > 0 ? snprintf(path, sizeof *live->group_paths, "optimizer.%zu.groups.%zu.%s", o, i, leaf)
-                      : snprintf(path, sizeof *live->group_paths, "optimizer.groups.%zu.%s", i, leaf);
-            if (length > 0 && (size_t)length < sizeof *live->group_paths) live->paths[live->count++] = path;
+            char path[64];
+            snprintf(path, sizeof path, "optimizer.groups.%zu.%.20s", i, leaf);
+            if (!group->frozen_until && !group->frozen_from)
+                add_path(live, key_path(optimizers_are_list(job), o, path).text);
         }
 }
 
 void job_live_paths(const Gacc__V1__JobSpec *job, struct live_paths *live)
 {
-    live->count = live->of_groups = 0;
+    live->count = 0;
     for (size_t i = 0; i < key_count && live->count < LIVE_PATHS_MAX - LIVE_GROUPS_MAX - 1; i++) {
         if (keys[i].live == LIVE_NEVER || key_find(job, keys[i].path, NULL) != &keys[i]) continue;
         if (keys[i].section == IN_GROUP)
             add_group_paths(live, job, strrchr(keys[i].path, '.') + 1);
         else
-            live->paths[live->count++] = keys[i].path;
+            add_path(live, key_path(optimizers_are_list(job), 0, keys[i].path).text);
     }
-    if (has_dynamic_scale(job)) live->paths[live->count++] = LIVE_SCALE;
-}
-
-/* Numbers that follow from others, by whatever name they are called. */
-static bool is_derived(const char *path)
-{
-    static const char *const names[] = {"K", "M", "accumulate", "micro_batches", "gradient_accumulation_steps"};
-    const char *dot = strrchr(path, '.'), *leaf = dot ? dot + 1 : path;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(leaf, names[i])) return true;
-    return false;
-}
-
-/* A group that a schedule freezes is not frozen by hand as well. */
-static int check_group(const Gacc__V1__JobSpec *job, const char *path, struct error *error)
-{
-    const Gacc__V1__ParameterGroup *group;
-    if (!key_find_of_group(job, path, &group) || (!group->frozen_until && !group->frozen_from)) return 0;
-    return error_set(error, STATUS_UNAVAILABLE, "%.200s: the group follows its frozen_%s", path,
-                     group->frozen_until ? "until" : "from");
-}
-
-static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
-{
-    static const char unchangeable[] = "%.200s: cannot be changed while the job runs";
-    const char *path = setting->path;
-    const struct key *any;
-    if (!*path || strchr(path, '=') || text_fault(path, strlen(path), true) || strlen(path) > VALUE_MAX)
-        return error_set(error, STATUS_JOB, "a setting wants the path of a key, such as optimizer.lr");
-    if (is_derived(path))
-        return error_set(error, STATUS_JOB,
-                         "%.200s: is derived: K and M follow from batch.global, batch.micro and the ranks", path);
-    if (strlen(setting->value) > VALUE_MAX) return error_set(error, STATUS_JOB, "%.200s: the value is too long", path);
-    if (strchr(path, '*'))
-        return error_set(error, STATUS_JOB, "%.200s: a number is wanted in place of *, from 0", path);
-    if (job_is_live(job, path)) return check_group(job, path, error);
-    if (!strcmp(path, LIVE_SCALE))
-        return error_set(error, STATUS_UNAVAILABLE, "%s: %s", path,
-                         job->precision->loss_scale ? "precision.loss_scale.mode static: the scale never moves"
-                                                    : "this job has no loss scale, only precision.compute fp16 has");
-    if (row_of(job, path)) return error_set(error, STATUS_UNAVAILABLE, unchangeable, path);
-    if (key_find(job, path, &any) || any)
-        return error_set(error, STATUS_UNAVAILABLE,
-                         any && any->live != LIVE_NEVER ? "%.200s: does not apply to this job" : unchangeable, path);
-    const char *dot = strrchr(path, '.');
-    char section[VALUE_MAX + 1];
-    snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - path) : 0, path);
-    return error_set(error, STATUS_JOB, "%.200s: unknown key%s", path,
-                     key_suggestion(section, dot ? dot + 1 : path).text);
+    if (has_dynamic_scale(job)) add_path(live, LIVE_SCALE);
 }
 
 /* ---- the job with other values ---- */
@@ -207,6 +161,54 @@ static char *set_text(const char *path, const char *value)
     return text;
 }
 
+/* The words of --set for a path that no key has. */
+static int refuse_path(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
+{
+    Gacc__V1__JobSpec *with = NULL;
+    char *set = set_text(setting->path, setting->value);
+    int status = set ? parse_with(&with, job, (const char *const *)&set, 1, 0, error)
+                     : error_set(error, STATUS_INTERNAL, "out of memory");
+    free(set);
+    if (status) return status;
+    gacc__v1__job_spec__free_unpacked(with, NULL);
+    return error_set(error, STATUS_UNAVAILABLE, "%.200s: cannot be changed while the job runs", setting->path);
+}
+
+static int check_live(const struct key_place *place, const char *path, struct error *error)
+{
+    static const char unchangeable[] = "%.200s: cannot be changed while the job runs%s%s";
+    const Gacc__V1__ParameterGroup *group = place->group;
+    if (is_live(place) && group && (group->frozen_until || group->frozen_from))
+        return error_set(error, STATUS_UNAVAILABLE, "%.200s: the group follows its frozen_%s", path,
+                         group->frozen_until ? "until" : "from");
+    if (is_live(place)) return 0;
+    if (place->key && place->key->live != LIVE_NEVER)
+        return error_set(error, STATUS_UNAVAILABLE, unchangeable, path, ": the others of the list follow ",
+                         key_path(true, 0, place->key->path).text);
+    if (!place->key && place->any->live != LIVE_NEVER)
+        return error_set(error, STATUS_UNAVAILABLE, "%.200s: does not apply to this job", path);
+    return error_set(error, STATUS_UNAVAILABLE, unchangeable, path, "", "");
+}
+
+/* A path that the job does not have is refused in the words in which --set refuses it. */
+static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
+{
+    const char *path = setting->path;
+    if (!*path || strchr(path, '=') || text_fault(path, strlen(path), true) || strlen(path) > VALUE_MAX)
+        return error_set(error, STATUS_JOB, "a setting wants the path of a key, such as optimizer.lr");
+    if (key_is_derived(path)) return error_set(error, STATUS_JOB, "%.200s: " KEY_IS_DERIVED, path);
+    if (strlen(setting->value) > VALUE_MAX) return error_set(error, STATUS_JOB, "%.200s: the value is too long", path);
+    if (strchr(path, '*'))
+        return error_set(error, STATUS_JOB, "%.200s: a number is wanted in place of *, from 0", path);
+    if (!strcmp(path, LIVE_SCALE) && !has_dynamic_scale(job))
+        return error_set(error, STATUS_UNAVAILABLE, "%s: %s", path,
+                         job->precision->loss_scale ? "precision.loss_scale.mode static: the scale never moves"
+                                                    : "this job has no loss scale, only precision.compute fp16 has");
+    if (!strcmp(path, LIVE_SCALE)) return 0;
+    const struct key_place place = key_follow(job, path);
+    return place.key || place.any ? check_live(&place, path, error) : refuse_path(job, setting, error);
+}
+
 /* The present scale is under the rules of the first one. */
 static int read_scale(const Gacc__V1__JobSpec *job, const char *value, uint32_t ranks, float *scale,
                       struct error *error)
@@ -232,19 +234,6 @@ static bool total_follows(const Gacc__V1__JobSpec *job, const struct job_setting
            job->schedule->total == job->job->steps && find(settings, "job.steps") && !find(settings, "schedule.total");
 }
 
-/* Of a list of optimizers the first is meant: the others keep their ratio to it. */
-static struct phrase file_path(const Gacc__V1__JobSpec *job, const char *path)
-{
-    static const char section[] = "optimizer.";
-    struct phrase phrase;
-    unsigned index;
-    const bool is_first = optimizers_are_list(job) && strncmp(path, section, strlen(section)) == 0 &&
-                          sscanf(path, "optimizer.%5u.", &index) != 1;
-    snprintf(phrase.text, sizeof phrase.text, is_first ? "optimizer.0.%s" : "%s",
-             is_first ? path + strlen(section) : path);
-    return phrase;
-}
-
 static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
                  uint32_t ranks, struct error *error)
 {
@@ -253,8 +242,7 @@ static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
     bool whole = true;
     for (size_t i = 0; i < settings->count; i++) {
         if (!strcmp(settings->each[i].path, LIVE_SCALE)) continue;
-        whole &=
-            (sets[count++] = set_text(file_path(job, settings->each[i].path).text, settings->each[i].value)) != NULL;
+        whole &= (sets[count++] = set_text(settings->each[i].path, settings->each[i].value)) != NULL;
     }
     if (total_follows(job, settings))
         whole &= (sets[count++] = set_text("schedule.total", find(settings, "job.steps")->value)) != NULL;
@@ -291,26 +279,26 @@ static void keep_ratios(const Gacc__V1__JobSpec *was, Gacc__V1__JobSpec *now)
 static int name_groups(struct job_changes *changes, const Gacc__V1__JobSpec *was, const Gacc__V1__JobSpec *now,
                        const struct job_settings *settings, struct error *error)
 {
-    const Gacc__V1__ParameterGroup *group;
     struct job_changes kept = {.each = calloc(changes->count + settings->count + 1, sizeof *kept.each)};
     bool complete = kept.each, sets_groups = false;
     for (size_t i = 0; i < settings->count && complete; i++) {
         const char *path = settings->each[i].path;
-        if (!key_find_of_group(was, path, &group)) continue;
+        if (!key_follow(was, path).group) continue;
         struct job_change *change = &kept.each[kept.count++];
-        *change = (struct job_change){
-            .own = strdup(path), .was = job_value_text(was, path), .now = job_value_text(now, path)};
-        change->key = change->own;
-        complete = change->own && change->was && change->now;
+        *change = (struct job_change){.row = "optimizer.groups",
+                                      .key = strdup(path),
+                                      .was = job_value_text(was, path),
+                                      .now = job_value_text(now, path)};
+        complete = change->key && change->was && change->now;
         sets_groups = true;
     }
     for (size_t i = 0; i < changes->count && complete; i++) {
         struct job_change *change = &changes->each[i];
         const bool is_named =
-            sets_groups && (!strcmp(change->key, "optimizer.groups") || !strcmp(change->key, FURTHER));
+            sets_groups && (!strcmp(change->row, "optimizer.groups") || !strcmp(change->row, FURTHER));
         if (is_named) continue;
         kept.each[kept.count++] = *change;
-        *change = (struct job_change){.key = change->key};
+        *change = (struct job_change){.row = change->row};
     }
     job_changes_free(complete ? changes : &kept);
     if (!complete) return error_set(error, STATUS_INTERNAL, "out of memory");
@@ -328,10 +316,13 @@ static int add_unchanged(struct job_changes *changes, const Gacc__V1__JobSpec *j
     for (size_t i = 0; i < settings->count; i++) {
         bool is_there = false;
         for (size_t j = 0; j < changes->count; j++) is_there |= !strcmp(longer[j].key, settings->each[i].path);
-        const struct key *key = key_find(job, settings->each[i].path, NULL);
+        const char *path = settings->each[i].path;
+        const struct key *key = key_follow(job, path).key;
         if (is_there || !key) continue; /* LIVE_SCALE is its caller's to tell: the job does not know it */
-        longer[changes->count++] = (struct job_change){
-            .key = key->path, .was = job_value_text(job, key->path), .now = job_value_text(job, key->path)};
+        struct job_change *change = &longer[changes->count++];
+        *change = (struct job_change){
+            .row = key->path, .key = strdup(path), .was = job_value_text(job, path), .now = job_value_text(job, path)};
+        if (!change->key) return error_set(error, STATUS_INTERNAL, "out of memory");
     }
     return 0;
 }

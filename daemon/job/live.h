@@ -42,9 +42,9 @@ bool job_is_live_later(const char *path);
 #define LIVE_PATHS_MAX (2 * SETTINGS_MAX)
 #define LIVE_GROUPS_MAX (LIVE_PATHS_MAX / 2)
 struct live_paths {
-    const char *paths[LIVE_PATHS_MAX]; /* the manual's, or in group_paths */
-    char group_paths[LIVE_GROUPS_MAX][48];
-    size_t count, of_groups;
+    const char *paths[LIVE_PATHS_MAX]; /* in texts */
+    char texts[LIVE_PATHS_MAX][48];
+    size_t count;
 };
 void job_live_paths(const Gacc__V1__JobSpec *job, struct live_paths *live);
 

@@ -34,7 +34,7 @@ int job_finish(struct loading *loading);
 /* All fields as the section's profile has them. */
 void job_loss_scale_defaults(Gacc__V1__LossScaleSection *section);
 
-/* What the file calls a key of its index-th optimizer: optimizer.lr, or in a list optimizer.0.lr. */
+/* key_path of the file that is being read. */
 struct phrase optimizer_path(const struct loading *loading, size_t index, const char *path);
 /* The node of the key, or of the innermost section around it that is there. */
 const struct node *job_node(const struct loading *loading, const char *path);

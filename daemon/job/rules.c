@@ -537,8 +537,8 @@ static int schedule(struct loading *loading)
                     "%" PRIu64 " and schedule.warmup %" PRIu64 " together are above schedule.total %" PRIu64 "%s",
                     section->decay, section->warmup, total, origin);
     if (section->minimum > lr)
-        return fail(loading, "schedule.minimum", "%s is above optimizer.lr %s", decimal_of(section->minimum).text,
-                    decimal_of(lr).text);
+        return fail(loading, "schedule.minimum", "%s is above %s %s", decimal_of(section->minimum).text,
+                    optimizer_path(loading, 0, "optimizer.lr").text, decimal_of(lr).text);
     return 0;
 }
 

@@ -305,7 +305,7 @@ static bool is_index(const char *text, size_t length, size_t *index)
         if (text[i] < '0' || text[i] > '9') return false;
         *index = *index * 10 + (size_t)(text[i] - '0');
     }
-    return length > 0 && length <= 6;
+    return length > 0 && length <= 6 && (length == 1 || text[0] != '0');
 }
 
 struct node *tree_child(const struct node *parent, const char *key, size_t length)
@@ -361,7 +361,10 @@ static int put_child(struct node *parent, const char *key, size_t length, struct
     if (parent->kind == NODE_LIST) {
         size_t index, count = 0;
         for (const struct node *child = parent->children; child; child = child->next) count++;
-        if (!is_index(key, length, &index) || index > count)
+        if (!is_index(key, length, &index))
+            return node_fail(value, NULL, error, "no element %.*s: a list's go by their index, from 0", (int)length,
+                             key);
+        if (index > count)
             return node_fail(value, NULL, error, "no element %.*s: the list has %zu", (int)length, key, count);
     } else {
         value->key = strndup(key, length);

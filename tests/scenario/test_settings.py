@@ -245,6 +245,31 @@ class Setting(control.Steered):
         self.assertEqual([record["accepted"] for record in self.settings(running)], [False] * 14)
         self.assertEqual(changes(self.set(stub, optimizer__lr=2.0**-10)), [("optimizer.lr", "0.0009765625", "0.0009765625")])
 
+    def test_a_list_goes_by_its_index_as_on_the_command_line(self):
+        """One path for what may be set, the answer, the record, the resumed header and what is said of the file; --set takes it."""
+        path = "optimizer.0.lr"
+        job = slow_tape(lr=1)
+        job["optimizer"].update(name="all", match="*")
+        job["optimizer"] = [job["optimizer"]]
+        running = self.begin(job)
+        stub = self.stub(running)
+        self.assertEqual([live for live in self.config(stub).live if live.startswith("optimizer.")], [path, "optimizer.0.clip_norm"])
+        self.assertIn("no element lr", self.refused(INVALID, lambda: self.set_paths(stub, {"optimizer.lr": "0.5"})))
+        self.assertEqual(changes(self.set_paths(stub, {path: "0.5"})), [(path, "1", "0.5")])
+        self.assertEqual(self.settings(running)[-1]["changes"], [{"key": path, "was": "1", "now": "0.5"}])
+        self.stop(stub)
+        self.end(running, 75)
+        steps = self.result()["optimizer_steps"]
+        job["optimizer"][0]["momentum"] = 0.5
+        done = self.run_job(job, ranks=0, arguments=["--set", f"job.steps={steps + 2}"])
+        self.assertEqual(done.own_lines(), ["gaccd: optimizer.0.momentum: 0 stays as in the checkpoint, not 0.5; "
+                                            "--set optimizer.0.momentum=… changes it"])
+        self.assertEqual(running.log("header")[-1]["settings"], [{"path": path, "value": "0.5"}])
+        self.assertEqual([step["lr"] for step in running.log("step")[-2:]], [0.5, 0.5])
+        done = self.run_job(job, ranks=0, arguments=["--set", f"job.steps={steps + 3}", "--set", f"{path}=0.25"])
+        self.assertEqual((done.status, running.log("header")[-1]["settings"]), (0, []))
+        self.assertEqual(running.log("step")[-1]["lr"], 0.25)
+
     def test_the_configuration(self):
         running = self.begin(slow_tape(compute="fp16", scale=8))
         stub = self.stub(running)

@@ -19,7 +19,7 @@ struct edit {
 static enum answer set(struct world *w, const struct edit *edit, const char *key, struct error *error)
 {
     Gacc__V1__JobSpec *job = message_copy(&conductor_next_job(w->conductor)->base);
-    struct job_change change = {.key = key};
+    struct job_change change = {.row = key, .key = (char *)key};
     const struct job_changes changes = {&change, 1};
     struct job_settings settings = {0};
     job_settings_copy(&settings, conductor_next_settings(w->conductor), error);

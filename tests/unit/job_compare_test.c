@@ -227,6 +227,55 @@ static void every_optimizer_of_a_list_stays_as_it_was_unless_set_names_it(void *
         assert_true(isnan(kept_of_list(then, others[i], others[i], lr))); /* refused, whatever is named */
 }
 
+/* As the file has them, so that --set of the key that is told is what changes it. */
+static void what_differs_in_a_list_is_told_by_its_path(void **unused)
+{
+    (void)unused;
+    struct job_changes changes;
+    struct error error;
+    const char *then = LIST("1e-3", "0.9"), *other = LIST("2e-3", "0.8");
+    Gacc__V1__JobSpec *was = parse(&then, 1), *now = parse(&other, 1);
+    assert_int_equal(job_compare(&changes, was, now, NULL, &error), 0);
+    assert_int_equal(changes.count, 2);
+    assert_string_equal(changes.each[0].key, "optimizer.0.lr");
+    assert_string_equal(changes.each[1].key, "optimizer.1");
+    assert_non_null(strstr(changes.each[1].now, "{name: \"b\", match: \"*\", type: sgd, lr: 0.1, "));
+    assert_non_null(strstr(changes.each[1].now, "momentum: 0.8"));
+    job_changes_free(&changes);
+    gacc__v1__job_spec__free_unpacked(now, NULL);
+    now = parse(NULL, 0);
+    assert_int_equal(job_compare(&changes, was, now, NULL, &error), 0);
+    assert_int_equal(job_changes_check(&changes, &error), -STATUS_JOB);
+    if (strncmp(error.text, "optimizer: not there here, {h.*: adamw, *: sgd} in", 50)) fail_msg("%s", error.text);
+    job_changes_free(&changes);
+    gacc__v1__job_spec__free_unpacked(was, NULL);
+    gacc__v1__job_spec__free_unpacked(now, NULL);
+}
+
+/* A setting is left where --set names it, by the same path, or a section around it. */
+static void a_setting_of_a_list_is_named_by_its_path(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *set, *path;
+        bool is_named;
+    } cases[] = {
+        {"optimizer.0.lr=1", "optimizer.0.lr", true},
+        {"optimizer.0.eps=1", "optimizer.0.lr", false},
+        {"optimizer.1.lr=1", "optimizer.0.lr", true}, /* a rate: they are worked out together */
+        {"optimizer.1.momentum=0", "optimizer.1.groups.0.frozen", false},
+        {"optimizer.1.groups=[]", "optimizer.1.groups.0.frozen", true},
+        {"optimizer=[]", "optimizer.1.groups.0.frozen", true},
+        {"optimizer.0.groups.0.frozen=true", "optimizer.1.groups.0.frozen", false},
+        {"batch.base=1", "optimizer.lr", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct job_overrides overrides = {.sets = &cases[i].set, .set_count = 1};
+        if (job_is_named(&overrides, cases[i].path) != cases[i].is_named)
+            fail_msg("%s, %s", cases[i].set, cases[i].path);
+    }
+}
+
 static void the_same_job_differs_in_nothing(void **unused)
 {
     (void)unused;
@@ -244,6 +293,8 @@ int main(void)
         cmocka_unit_test(what_may_differ_is_listed),
         cmocka_unit_test(the_optimizer_stays_as_it_was_unless_set_names_it),
         cmocka_unit_test(every_optimizer_of_a_list_stays_as_it_was_unless_set_names_it),
+        cmocka_unit_test(what_differs_in_a_list_is_told_by_its_path),
+        cmocka_unit_test(a_setting_of_a_list_is_named_by_its_path),
         cmocka_unit_test(the_same_job_differs_in_nothing),
     };
     return cmocka_run_group_tests(tests, open_all, scratch_close);

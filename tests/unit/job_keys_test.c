@@ -265,6 +265,38 @@ static void every_key_is_suggested_for_its_slips(void **state)
     }
 }
 
+/* By the key's name in the section where it stands, else by its path. */
+static void words_of_other_trainers_lead_to_the_key(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"optimizer", "learning_rate", "; did you mean lr?"},
+        {"optimizer.groups.*", "learning_rate", "; did you mean lr?"},
+        {"", "learning_rate", "; did you mean optimizer.lr?"},
+        {"optimizer", "max_grad_norm", "; did you mean clip_norm?"},
+        {"", "gradient_clipping", "; did you mean optimizer.clip_norm?"},
+        {"optimizer", "adam_beta2", "; did you mean betas?"},
+        {"optimizer", "warmup_steps", "; did you mean schedule.warmup?"},
+        {"schedule", "min_lr", "; did you mean minimum?"},
+        {"schedule", "lr_decay_iters", "; did you mean total?"},
+        {"batch", "train_batch_size", "; did you mean global?"},
+        {"batch", "per_device_train_batch_size", "; did you mean micro?"},
+        {"job", "max_iters", "; did you mean steps?"},
+        {"model", "n_embd", "; did you mean width?"},
+        {"model", "block_size", "; did you mean context?"},
+        {"model", "gradient_checkpointing", "; did you mean recompute?"},
+        {"model.lora", "r", "; did you mean rank?"},
+        {"precision", "dtype", "; did you mean compute?"},
+        {"precision.loss_scale", "growth_interval", "; did you mean interval?"},
+        {"model", "x", "; there are type, layers"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct phrase told = key_suggestion(cases[i][0], cases[i][1]);
+        if (strncmp(told.text, cases[i][2], strlen(cases[i][2])) != 0)
+            fail_msg("%s in %s%s", cases[i][1], cases[i][0], told.text);
+    }
+}
+
 static void edit_distance_counts_letters(void **state)
 {
     (void)state;
@@ -540,6 +572,7 @@ int main(void)
         cmocka_unit_test(every_other_key_keeps_its_type),
         cmocka_unit_test(every_choice_is_taken_and_its_slips_mended),
         cmocka_unit_test(every_key_is_suggested_for_its_slips),
+        cmocka_unit_test(words_of_other_trainers_lead_to_the_key),
         cmocka_unit_test(edit_distance_counts_letters),
         cmocka_unit_test(a_printed_job_reads_back_as_itself),
         cmocka_unit_test(odd_file_names_survive_printing),

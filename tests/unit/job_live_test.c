@@ -170,7 +170,7 @@ static void groups_keep_their_ratio_to_the_last_bit(void **unused)
     gacc__v1__job_spec__free_unpacked(job, NULL);
 }
 
-/* optimizer.lr is the first one's of a list; what a list has more of is not live. */
+/* The first one's of a list is live, by its index as in the file; the others follow it. */
 static void further_optimizers_keep_their_ratio(void **unused)
 {
     (void)unused;
@@ -181,16 +181,38 @@ static void further_optimizers_keep_their_ratio(void **unused)
     float scale;
     struct error error;
     Gacc__V1__JobSpec *job = parse(list),
-                      *now = set(job, "optimizer.lr=5e-4 optimizer.clip_norm=2", told, &scale, &error);
+                      *now = set(job, "optimizer.0.lr=5e-4 optimizer.0.clip_norm=2", told, &scale, &error);
     assert_non_null(now);
-    assert_string_equal(told, "optimizer.lr 0.001 0.0005\noptimizer.clip_norm 1 2\n");
+    assert_string_equal(told, "optimizer.0.lr 0.001 0.0005\noptimizer.0.clip_norm 1 2\n");
     assert_true(now->optimizer->lr == 5e-4 && now->optimizer->clip_norm == 2);
     assert_true(now->further_optimizers[0]->lr == 4 * 5e-4 && now->further_optimizers[0]->groups[0]->lr == 2 * 5e-4);
     gacc__v1__job_spec__free_unpacked(job, NULL);
-    job = set(now, "optimizer.lr=1e-3", told, &scale, &error);
+    job = set(now, "optimizer.0.lr=1e-3 optimizer.0.clip_norm=2", told, &scale, &error);
     assert_non_null(job);
     assert_true(job->further_optimizers[0]->lr == 4e-3 && job->further_optimizers[0]->lr_ratio == 4);
-    assert_null(set(job, "optimizer.1.lr=1", told, &scale, &error));
+    assert_string_equal(told, "optimizer.0.lr 0.0005 0.001\noptimizer.0.clip_norm 2 2\n");
+    static const struct {
+        const char *setting, *words;
+        enum status status;
+    } refused[] = {
+        {"optimizer.1.lr=1",
+         "optimizer.1.lr: cannot be changed while the job runs: the others of the list follow optimizer.0.lr",
+         STATUS_UNAVAILABLE},
+        {"optimizer.0.eps=1", "optimizer.0.eps: cannot be changed while the job runs", STATUS_UNAVAILABLE},
+        {"optimizer.1=1", "optimizer.1: cannot be changed while the job runs", STATUS_UNAVAILABLE},
+        {"optimizer.lr=1", "optimizer.lr: no element lr: a list's go by their index, from 0", STATUS_JOB},
+        {"optimizer.3.lr=1", "optimizer.3.lr: no element 3: the list has 2", STATUS_JOB},
+        {"optimizer.00.lr=1", "optimizer.00.lr: no element 00: a list's go by their index, from 0", STATUS_JOB},
+        {"optimizer.0.learning_rate=1", "optimizer.0.learning_rate: unknown key; did you mean lr?", STATUS_JOB},
+        {"optimizer.0.lr=-1", "optimizer.0.lr: -1 is too small", STATUS_JOB},
+        {"optimizer.0.lr=0", "optimizer.0.lr: is 0 while another optimizer has 0.004", STATUS_JOB},
+        {"optimizer.0.lr=1e-6", "schedule.minimum: 1e-05 is above optimizer.0.lr 1e-06", STATUS_JOB},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_null(set(job, refused[i].setting, told, &scale, &error));
+        if (strncmp(error.text, refused[i].words, strlen(refused[i].words)) || error.status != refused[i].status)
+            fail_msg("%s: %d %s", refused[i].setting, error.status, error.text);
+    }
     gacc__v1__job_spec__free_unpacked(now, NULL);
     gacc__v1__job_spec__free_unpacked(job, NULL);
 }
@@ -206,8 +228,9 @@ static void a_group_is_frozen_by_its_number(void **unused)
         const char *setting, *word;
         enum status status;
     } refused[] = {
-        {"optimizer.1.groups.3.frozen=true", "unknown key", STATUS_JOB},
-        {"optimizer.groups.0.frozen=true", "unknown key", STATUS_JOB}, /* the first one has none */
+        {"optimizer.1.groups.4.frozen=true", "no element 4: the list has 3", STATUS_JOB},
+        {"optimizer.0.groups.0.frozen=true", "optimizer.0.groups.0.match: is missing", STATUS_JOB}, /* it has none */
+        {"optimizer.groups.0.frozen=true", "no element groups", STATUS_JOB},
         {"optimizer.1.groups.0.frozen=1", "is not true or false", STATUS_JOB},
         {"optimizer.1.groups.*.frozen=true", "in place of *", STATUS_JOB},
         {"optimizer.1.groups.2.frozen=true", "follows its frozen_from", STATUS_UNAVAILABLE},
@@ -250,14 +273,13 @@ static void the_present_scale_is_no_key_of_the_job(void **unused)
     gacc__v1__job_spec__free_unpacked(now, NULL);
 }
 
-/* What GetConfig tells is what is taken. */
-static void every_path_that_is_live_is_taken(void **unused)
+/* What GetConfig tells is what is taken, and told by that path; a file takes it as well, but for the present scale. */
+static void taken(const char *optimizer, size_t groups)
 {
-    (void)unused;
     struct live_paths live;
-    Gacc__V1__JobSpec *job = parse(NULL);
+    Gacc__V1__JobSpec *job = parse(optimizer);
     job_live_paths(job, &live);
-    assert_int_equal(live.count, 22 + job->optimizer->n_groups);
+    assert_int_equal(live.count, 22 + groups);
     for (size_t i = 0; i < live.count; i++) {
         char text[128], told[1024], *value = job_value_text(job, live.paths[i]);
         float scale;
@@ -265,10 +287,28 @@ static void every_path_that_is_live_is_taken(void **unused)
         snprintf(text, sizeof text, "%s=%s", live.paths[i], value ? value : "8");
         Gacc__V1__JobSpec *now = set(job, text, told, &scale, &error);
         if (!now) fail_msg("%s: %s", text, error.text);
+        const bool is_scale = !strcmp(live.paths[i], LIVE_SCALE);
+        if (!is_scale && (strncmp(told, live.paths[i], strlen(live.paths[i])) || told[strlen(live.paths[i])] != ' '))
+            fail_msg("%s: told as %s", text, told);
+        const char *const sets[] = {optimizer ? optimizer : text, text};
+        const struct job_overrides overrides = {.sets = sets, .set_count = 2};
+        Gacc__V1__JobSpec *file = NULL;
+        if (!is_scale && job_parse(&file, base, strlen(base), "job.yaml", &overrides, NULL, &error))
+            fail_msg("--set %s: %s", text, error.text);
+        if (file) gacc__v1__job_spec__free_unpacked(file, NULL);
         gacc__v1__job_spec__free_unpacked(now, NULL);
         free(value);
     }
     gacc__v1__job_spec__free_unpacked(job, NULL);
+}
+
+static void every_path_that_is_live_is_taken(void **unused)
+{
+    (void)unused;
+    taken(NULL, 1);
+    taken("optimizer=[{name: a, match: wte.*, lr: 1e-3, groups: [{match: h.*}]}, {name: b, match: \"*\", lr: 4e-3, "
+          "groups: [{match: h.*}, {match: ln*, frozen_from: 9}]}]",
+          2);
 }
 
 int main(void)

@@ -827,9 +827,15 @@ static void set_names_its_path_in_errors(void **state)
         {"optimizer.lr=&a 1", "--set optimizer.lr: &a is an anchor; anchors are refused", STATUS_JOB},
         {"optimizer.rl=1", "--set optimizer.rl: unknown key; did you mean lr?", STATUS_JOB},
         {"optimiser.lr=1", "--set optimiser.lr: optimiser: unknown key; did you mean optimizer?", STATUS_JOB},
+        {"optimizer.0.lr=1", "--set optimizer.0.lr: optimizer.0: unknown key; optimizer is not a list", STATUS_JOB},
         {"optimizer.lr.x=1", "--set optimizer.lr.x: optimizer.lr holds no keys", STATUS_JOB},
         {"optimizer..lr=1", "--set optimizer..lr: not a key path", STATUS_JOB},
         {"optimizer.groups.0.lr=1", "--set optimizer.groups.0.lr: optimizer.groups.0.match: is missing", STATUS_JOB},
+        {"optimizer.learning_rate=1", "--set optimizer.learning_rate: unknown key; did you mean lr?", STATUS_JOB},
+        {"batch.gradient_accumulation_steps=4",
+         "--set batch.gradient_accumulation_steps: is derived: K and M follow from batch.global, batch.micro and the "
+         "ranks",
+         STATUS_JOB},
         {"optimizer={lrr: 1}", "--set optimizer: optimizer.lrr: unknown key; did you mean lr?", STATUS_JOB},
         {"schedule.total=3",
          "--set schedule.total: does not apply with schedule.type constant, only with linear, cosine, wsd", STATUS_JOB},
@@ -838,6 +844,8 @@ static void set_names_its_path_in_errors(void **state)
         refused(gpt, SETS(wrong[i].set), wrong[i].status, wrong[i].message);
     refused(with(gpt, "lr: 3e-4", "lr: 1\n  groups: [{match: a}]"), SETS("optimizer.groups.2.lr=1"), STATUS_JOB,
             "--set optimizer.groups.2.lr: no element 2: the list has 1");
+    refused(with(gpt, "lr: 3e-4", "lr: 1\n  groups: [{match: a}]"), SETS("optimizer.groups.first.lr=1"), STATUS_JOB,
+            "--set optimizer.groups.first.lr: no element first: a list's go by their index, from 0");
     refused(gpt, SETS("model.init.values.h.0.w=[1, 2]", "model.init.values.h.0.w.3=1"), STATUS_JOB,
             "--set model.init.values.h.0.w.3: no element 3: the list has 2");
 }
