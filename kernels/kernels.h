@@ -134,11 +134,12 @@ struct penalty {
     enum activation activation;
     double lambda;
 };
-static inline size_t penalty_scratch(const struct penalty *penalty)
+/* Of each row: what it is on its way through the layers, and two numbers more. */
+static inline size_t penalty_scratch(const struct penalty *penalty, size_t rows)
 {
-    size_t numbers = penalty->layers[0].in;
-    for (size_t l = 0; l < penalty->count; l++) numbers += 2 * penalty->layers[l].in + 6 * penalty->layers[l].out;
-    return numbers;
+    size_t numbers = 2;
+    for (size_t l = 0; l < penalty->count; l++) numbers += 2 * penalty->layers[l].in + 5 * penalty->layers[l].out;
+    return rows * numbers;
 }
 
 struct kernels;
@@ -312,13 +313,14 @@ struct kernel_table {
     void (*linear_loss)(struct kernels *, const double *x, const double *weight, const compute *w, size_t rows,
                         size_t columns, double *loss_sum);
 
-    /* --- a critic's; NULL where they are not offered (on GPUs) -------------------------------------------------- */
+    /* --- a critic's --------------------------------------------------------------------------------------------- */
     /* ℓ = −y·ŷ; prediction, target, gradient [rows], otherwise as squared_error. */
     void (*critic_loss)(struct kernels *, compute *gradient, const compute *prediction, const double *target,
                         const double *weight, const wide *seed, size_t rows, double *loss_sum);
     /* ℓ = share·λ·(|∂ŷ/∂x| − 1)² of the rows whose weight and share are not 0; x [rows, inputs], weight, share [rows]
      * double. *loss_sum += Σ weight·ℓ; with seed (S·averaging·weight) not NULL the layers' gradients += that of Σ
-     * seed·ℓ. In the wide type throughout. scratch: penalty_scratch numbers of it. */
+     * seed·ℓ. In the wide type throughout. scratch: penalty_scratch(…, rows) numbers of it, aligned as
+     * allocate does. */
     void (*gradient_penalty)(struct kernels *, const struct penalty *penalty, const double *x, const double *weight,
                              const double *share, const wide *seed, size_t rows, double *loss_sum, void *scratch);
 

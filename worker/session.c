@@ -49,19 +49,6 @@ static int arithmetic_threads(const struct comm *comm)
     return threads > 1 ? threads : 1;
 }
 
-/* What not every backend has. */
-static int check_kernels(const struct session *session, struct error *error)
-{
-    const struct kernel_table *table = session->kernels->table;
-    if (session->job->model->type == GACC__V1__MODEL_TYPE__MODEL_CNN && !table->patches_forward)
-        return error_set(error, STATUS_JOB, "model.type: cnn: not on --device %s yet", table->name);
-    if (session->job->model->penalty > 0 && !table->gradient_penalty)
-        return error_set(error, STATUS_JOB, "model.penalty: not on --device %s", table->name);
-    if (session->job->model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN && !table->critic_loss)
-        return error_set(error, STATUS_JOB, "model.loss: wasserstein: not on --device %s", table->name);
-    return 0;
-}
-
 static int open_kernels(struct session *session, struct error *error)
 {
     struct kernels_options options = {.compute_type = session->compute_type,
@@ -74,7 +61,7 @@ static int open_kernels(struct session *session, struct error *error)
     if (device) {
         struct error why = {.status = STATUS_INTERNAL};
         session->kernels = device->open_kernels(device, &options, &why);
-        return session->kernels ? check_kernels(session, error) : error_set(error, why.status, "%s", why.text);
+        return session->kernels ? 0 : error_set(error, why.status, "%s", why.text);
     }
     session->kernels = reference ? kernels_open_reference(&options) : kernels_open_cpu(&options);
     return session->kernels ? 0 : error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");

@@ -67,6 +67,26 @@ template <activation A, class W> __device__ __forceinline__ W activation_slope(W
     }
 }
 
+/* The second derivative. Multiplied in orders that cannot overflow for a finite x. */
+template <activation A, class W> __device__ __forceinline__ W activation_curvature(W x)
+{
+    if constexpr (A == ACTIVATE_TANH) {
+        const W t = hyperbolic_tangent(x);
+        return -2 * t * (1 - t * t);
+    } else if constexpr (A == ACTIVATE_GELU) { /* (2 − x²)·φ(x) */
+        const W normal = exponential(static_cast<W>(-0.5) * x * x) * static_cast<W>(0.39894228040143267794);
+        return 2 * normal - x * (x * normal);
+    } else if constexpr (A == ACTIVATE_GELU_TANH) {
+        /* of x·g, g = 1/(1 + e^(−2u)): 2g′ + x·g″, g′ = 2u′t and g″ = 2u″t + 4u′²t·(1 − 2g) with t = g·(1 − g) */
+        const W k = static_cast<W>(0.79788456080286535588), cubic = static_cast<W>(3 * 0.044715);
+        const W gate = gelu_tanh_gate(x), t = gate * (1 - gate);
+        const W once = k * (t + cubic * (x * (x * t))), twice = k * (once + cubic * (x * (x * once)));
+        return 4 * once + 4 * (x * (k * cubic * (x * t))) + 4 * (x * (twice * (1 - 2 * gate)));
+    } else {
+        return 0;
+    }
+}
+
 /* f(the activation as a type); not for ACTIVATE_NONE */
 template <class F> void with_activation(enum activation activation, F f)
 {

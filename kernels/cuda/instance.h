@@ -36,7 +36,9 @@ template <class T> void fill_group_norm(struct cuda *cuda);
 template <class T> void fill_batch_norm(struct cuda *cuda);
 template <class T> void fill_attention(struct cuda *cuda);
 template <class T> void fill_loss(struct cuda *cuda);
+template <class T> void fill_image(struct cuda *cuda);
 template <class T> void fill_linear(struct cuda *cuda);
+template <class T> void fill_penalty(struct cuda *cuda);
 template <class T> void fill_update(struct cuda *cuda);
 
 #define FOR_EVERY_TYPE(fill)                  \

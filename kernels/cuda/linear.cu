@@ -8,6 +8,7 @@
  */
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/product.h"
 
 namespace gpu
 {
@@ -19,46 +20,18 @@ static size_t row_stride(const struct linear_shape &shape)
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* For what cuBLASLt has no product for: shapes and addresses that nothing is gained on. SIDE×SIDE of d to a block, four
- * to a thread, the terms in their order. */
-constexpr unsigned SIDE = 32, ROWS_EACH = SIDE * SIDE / THREADS;
-
-template <class T> struct operand {
-    const T *at;
-    size_t stride; /* from column to column, column-major */
-    bool transposed;
-
-    __device__ real<T> element(size_t row, size_t column) const
-    {
-        return widen(transposed ? at[row * stride + column] : at[column * stride + row]);
-    }
-};
-
 template <class T, class D>
 __global__ void __launch_bounds__(THREADS) product_kernel(D *d, size_t d_stride, operand<T> a, operand<T> b,
                                                           const T *bias, size_t m, size_t n, size_t k, bool adds)
 {
-    using W = real<T>;
-    SHARED(W, a_tile, [SIDE][SIDE + 1]);
-    SHARED(W, b_tile, [SIDE][SIDE + 1]);
-    const unsigned x = threadIdx.x % SIDE, y = threadIdx.x / SIDE * ROWS_EACH;
-    const size_t row = blockIdx.x * static_cast<size_t>(SIDE), column = blockIdx.y * static_cast<size_t>(SIDE);
-    W sum[ROWS_EACH] = {};
-    for (size_t first = 0; first < k; first += SIDE) {
-        for (unsigned i = 0; i < ROWS_EACH; i++) { /* a_tile [term][row], b_tile [column][term] */
-            const size_t other = first + y + i;
-            a_tile[y + i][x] = row + x < m && other < k ? a.element(row + x, other) : 0;
-            b_tile[y + i][x] = column + y + i < n && first + x < k ? b.element(first + x, column + y + i) : 0;
-        }
-        __syncthreads();
-        for (unsigned term = 0; term < SIDE; term++)
-            for (unsigned i = 0; i < ROWS_EACH; i++) sum[i] += a_tile[term][x] * b_tile[y + i][term];
-        __syncthreads();
-    }
-    for (unsigned i = 0; i < ROWS_EACH; i++) {
-        if (row + x >= m || column + y + i >= n) continue;
-        D *out = d + (column + y + i) * d_stride + row + x;
-        if (bias) sum[i] += widen(bias[row + x]);
+    SHARED(product_tiles<real<T>>, tiles, [1]);
+    const product_place block = block_place(m), own = thread_place(block);
+    real<T> sum[COLUMNS_EACH] = {};
+    add_product(sum, block, a, b, m, n, k, tiles[0]);
+    for (unsigned i = 0; i < COLUMNS_EACH; i++) {
+        if (own.row >= m || own.column + i >= n) continue;
+        D *out = d + (own.column + i) * d_stride + own.row;
+        if (bias) sum[i] += widen(bias[own.row]);
         if (adds) sum[i] += widen(*out);
         *out = narrow<D>(sum[i]);
     }
@@ -68,10 +41,8 @@ template <class T, class D> static void start_product(struct cuda *cuda, const c
 {
     const operand<T> a = {static_cast<const T *>(p.a), p.a_stride, p.a_transposed},
                      b = {static_cast<const T *>(p.b), p.b_stride, p.b_transposed};
-    const dim3 grid(static_cast<unsigned>(ceiling<size_t>(p.m, SIDE)),
-                    static_cast<unsigned>(ceiling<size_t>(p.n, SIDE)));
-    start(cuda, name, product_kernel<T, D>, grid, THREADS, 0, static_cast<D *>(p.d), p.d_stride, a, b,
-          static_cast<const T *>(p.bias), p.m, p.n, p.k, p.adds);
+    start(cuda, name, product_kernel<T, D>, product_blocks(p.m, p.n), THREADS, 0, static_cast<D *>(p.d), p.d_stride, a,
+          b, static_cast<const T *>(p.bias), p.m, p.n, p.k, p.adds);
 }
 
 /* d[m,n] += bias[m] */

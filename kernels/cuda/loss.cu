@@ -1,17 +1,12 @@
-/*
- * Losses with their gradients. Each row's loss is formed in double; a block adds up those of its rows and leaves the
- * sum in scratch memory, where they are added in the order of the blocks. How many blocks there are depends on the rows
- * alone.
- */
-#include "kernels/cuda/instance.h"
+/* Losses with their gradients; how they are added up: loss.h. */
+#include "kernels/cuda/loss.h"
 
 namespace gpu
 {
 
-constexpr size_t MOST_BLOCKS = 4096; /* of a loss: 16 rows to each where there are many */
 constexpr unsigned CLASS_THREADS = 512;
 
-static unsigned loss_blocks(size_t rows, size_t rows_abreast)
+unsigned loss_blocks(size_t rows, size_t rows_abreast)
 {
     const size_t blocks = ceiling(rows, rows_abreast);
     return static_cast<unsigned>(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS);
@@ -26,7 +21,7 @@ __global__ void __launch_bounds__(THREADS) loss_parts_kernel(double *loss_sum, c
     if (threadIdx.x == 0) *loss_sum += sum;
 }
 
-static void add_loss_parts(struct cuda *cuda, const char *name, double *loss_sum, unsigned count)
+void add_loss_parts(struct cuda *cuda, const char *name, double *loss_sum, unsigned count)
 {
     start(cuda, name, loss_parts_kernel, 1, THREADS, 0, loss_sum, static_cast<const double *>(cuda->scratch), count);
 }
@@ -170,19 +165,6 @@ template <class T> struct squared_error_rows {
     size_t rows, outputs;
     double *parts;
 };
-
-constexpr unsigned LOSS_WARPS = THREADS / WARP;
-
-/* The sum of the warps' losses, by thread 0. */
-__device__ inline void leave_loss(double loss, double *warp_loss, double *out)
-{
-    if (threadIdx.x % WARP == 0) warp_loss[threadIdx.x / WARP] = loss;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    double sum = 0;
-    for (unsigned w = 0; w < LOSS_WARPS; w++) sum += warp_loss[w];
-    *out = sum;
-}
 
 /* A warp to a row. */
 template <class T> __global__ void __launch_bounds__(THREADS) squared_error_kernel(squared_error_rows<T> se)

@@ -8,7 +8,7 @@
 #include "kernels/kernels.h"
 
 /* Of this header and kernels.h together: a module of another number is refused. */
-#define CUDA_MODULE_ABI 5
+#define CUDA_MODULE_ABI 6
 #define CUDA_MODULE_FILE "gacc_cuda.so"
 #define CUDA_MODULE_SYMBOL "gacc_cuda_module"
 

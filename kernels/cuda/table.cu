@@ -13,7 +13,9 @@ template <class T> static void fill(struct cuda *cuda)
     fill_batch_norm<T>(cuda);
     fill_attention<T>(cuda);
     fill_loss<T>(cuda);
+    fill_image<T>(cuda);
     fill_linear<T>(cuda);
+    fill_penalty<T>(cuda);
     fill_update<T>(cuda);
 }
 

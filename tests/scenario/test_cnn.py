@@ -94,7 +94,7 @@ def pool(x, kind):
     return (parts.max(-1) if kind == "max" else parts.mean(-1)), back
 
 
-def gradients(values, rows, total, kind):
+def gradients(values, rows, total, kind, normed):
     """Of Σ w·ℓ / total over one set of rows; what entered each norm."""
     rows = [row for row in rows if row[0]]
     into, entered, backs = {}, {}, []
@@ -103,33 +103,35 @@ def gradients(values, rows, total, kind):
         backs.append(result[1])
         return result[0]
 
+    def norm(x, i):
+        return through(batch_norm(x, values, i, into, entered)) if normed else x
+
     x = numpy.array([row[1:-1] for row in rows]).reshape(-1, *SIZE)
     for i in range(2):
         x = through(convolution(x, values, i, into))
-        x = through(batch_norm(x, values, i, into, entered))
+        x = norm(x, i)
         x = through(pool(through(tanh(x)), kind))
     shape = x.shape
+    backs.append(lambda d: d.reshape(shape))
     x = through(linear(x.reshape(len(rows), -1), values, 2, into))
-    x = through(tanh(through(batch_norm(x, values, 2, into, entered))))
+    x = through(tanh(norm(x, 2)))
     z = through(linear(x, values, 3, into))
     p = numpy.exp(z) / numpy.exp(z).sum(1, keepdims=True)
     d = (p - numpy.eye(CLASSES)[[row[-1] for row in rows]]) * numpy.array([row[0] for row in rows])[:, None] / total
-    for k, back in enumerate(reversed(backs)):
-        if k == 4:  # before the first linear layer
-            d = d.reshape(shape)
+    for back in reversed(backs):
         d = back(d)
     return into, entered
 
 
-def train(sets_of, kind="max", steps=2, batch=21, lr=0.2):
-    values, running = start(), {}
-    for i, n in enumerate((*CHANNELS, HIDDEN)):
+def train(sets_of, kind="max", steps=2, batch=21, lr=0.2, normed=True):
+    values, running = {name: value for name, value in start().items() if normed or "norms" not in name}, {}
+    for i, n in enumerate((*CHANNELS, HIDDEN) if normed else ()):
         running[f"norms.{i}.running_mean"], running[f"norms.{i}.running_var"] = numpy.zeros(n), numpy.ones(n)
     for step in range(steps):
         rows = ROWS[step * batch : (step + 1) * batch]
-        done = [gradients(values, part, sum(row[0] for row in rows), kind) for part in sets_of(rows)]
+        done = [gradients(values, part, sum(row[0] for row in rows), kind, normed) for part in sets_of(rows)]
         values = {name: value - lr * sum(into[name] for into, _ in done) for name, value in values.items()}
-        for i in range(3):
+        for i in range(3 if normed else 0):
             x = numpy.concatenate([entered[i] for _, entered in done])
             for name, new in (("mean", x.mean(0)), ("var", x.var(0, ddof=1))):
                 running[f"norms.{i}.running_{name}"] = 0.9 * running[f"norms.{i}.running_{name}"] + 0.1 * new
@@ -141,6 +143,15 @@ class Cnn(toys.Training):
         self.assertEqual(set(out.tensors), set(wanted))
         for name, values in wanted.items():
             numpy.testing.assert_allclose(out.tensors[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+
+    def test_without_norms_any_split_in_any_type_is_the_big_batch(self):
+        for kind in ("max", "average"):
+            wanted = train(lambda rows: [rows], kind, normed=False)
+            for compute, scale, tolerance in (("fp32", None, 5e-6), ("bf16", None, 0.02), ("fp16", 1024, 0.002)):
+                for ranks, micro in ((1, 21), (1, 4), (2, 4), (4, 3)):
+                    with self.subTest(kind=kind, compute=compute, ranks=ranks, micro=micro):
+                        job = cnn("none", {"pool": kind}, micro=micro, compute=compute, scale=scale)
+                        self.check(self.train(job, ROWS, ranks), wanted, tolerance)
 
     def test_a_window_is_one_big_batch(self):
         wanted = train(lambda rows: [rows])

@@ -415,6 +415,10 @@ inline unsigned __umulhi(unsigned x, unsigned y)
 {
     return unsigned(uint64_t(x) * y >> 32);
 }
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
+{
+    return (unsigned long long)((unsigned __int128)x * y >> 64);
+}
 inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);

@@ -38,7 +38,7 @@ struct mirror {
     char *memory;         /* the backend's, [MIRROR_BYTES] */
     unsigned char *image; /* what is to be there, and was */
     size_t used;
-    struct mirrored arrays[16];
+    struct mirrored arrays[32];
     size_t count;
 };
 
@@ -351,6 +351,53 @@ static inline void mirror_attention_backward(struct kernels *kernels, compute *d
     mirror_back(mirror);
 }
 
+static inline size_t mirror_pixels(struct image_shape s)
+{
+    return s.rows * s.channels * s.height * s.width;
+}
+
+static inline size_t mirror_places(struct image_shape s)
+{
+    return s.rows * image_places_down(&s) * image_places_across(&s);
+}
+
+static inline size_t mirror_patches(struct image_shape s)
+{
+    return mirror_places(s) * s.channels * s.window_height * s.window_width;
+}
+
+static inline void mirror_patches_forward(struct kernels *kernels, compute *out, const compute *x, struct image_shape s)
+{
+    MIRROR(kernels);
+    table->patches_forward(backend, OUT(out, mirror_patches(s)), IN(x, mirror_pixels(s)), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_patches_backward(struct kernels *kernels, compute *dx, const compute *dout,
+                                           struct image_shape s)
+{
+    MIRROR(kernels);
+    table->patches_backward(backend, OUT(dx, mirror_pixels(s)), IN(dout, mirror_patches(s)), s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_pool_forward(struct kernels *kernels, compute *y, const compute *x, enum pooling pooling,
+                                       struct image_shape s)
+{
+    MIRROR(kernels);
+    table->pool_forward(backend, OUT(y, mirror_places(s) * s.channels), IN(x, mirror_pixels(s)), pooling, s);
+    mirror_back(mirror);
+}
+
+static inline void mirror_pool_backward(struct kernels *kernels, compute *dx, const compute *dy, const compute *x,
+                                        enum pooling pooling, struct image_shape s)
+{
+    MIRROR(kernels);
+    table->pool_backward(backend, OUT(dx, mirror_pixels(s)), IN(dy, mirror_places(s) * s.channels),
+                         IN(x, mirror_pixels(s)), pooling, s);
+    mirror_back(mirror);
+}
+
 static inline void mirror_cross_entropy(struct kernels *kernels, compute *logits, const int32_t *target,
                                         const double *weight, const wide *seed, size_t rows, size_t repeat,
                                         size_t classes, size_t stride, double *loss_sum)
@@ -379,6 +426,38 @@ static inline void mirror_linear_loss(struct kernels *kernels, const double *x, 
     table->linear_loss(backend, OF_IN(x, rows * columns), OF_IN(weight, rows), IN(w, columns), rows, columns,
                        OF_OUT(loss_sum, 1));
     mirror_back(mirror);
+}
+
+static inline void mirror_critic_loss(struct kernels *kernels, compute *gradient, const compute *prediction,
+                                      const double *target, const double *weight, const wide *seed, size_t rows,
+                                      double *loss_sum)
+{
+    MIRROR(kernels);
+    table->critic_loss(backend, OUT(gradient, rows), IN(prediction, rows), OF_IN(target, rows), OF_IN(weight, rows),
+                       WIDE_IN(seed, rows), rows, OF_OUT(loss_sum, 1));
+    mirror_back(mirror);
+}
+
+static inline void mirror_gradient_penalty(struct kernels *kernels, const struct penalty *penalty, const double *x,
+                                           const double *weight, const double *share, const wide *seed, size_t rows,
+                                           double *loss_sum, void *scratch)
+{
+    MIRROR(kernels);
+    struct penalty copy = *penalty;
+    for (size_t l = 0; l < penalty->count; l++) {
+        const struct penalty_layer *from = &penalty->layers[l];
+        struct penalty_layer *to = &copy.layers[l];
+        to->weight = IN(from->weight, from->in * from->out), to->bias = IN(from->bias, from->out);
+        to->dweight = WIDE_OUT(from->dweight, from->in * from->out), to->dbias = WIDE_OUT(from->dbias, from->out);
+    }
+    const size_t bytes = penalty_scratch(penalty, rows) * wide_element;
+    void *const own = table->allocate(backend, bytes);
+    assert_non_null(own);
+    table->upload(backend, own, scratch, bytes);
+    table->gradient_penalty(backend, &copy, OF_IN(x, rows * penalty->layers[0].in), OF_IN(weight, rows),
+                            OF_IN(share, rows), WIDE_IN(seed, rows), rows, OF_OUT(loss_sum, 1), own);
+    mirror_back(mirror);
+    table->release(backend, own);
 }
 
 static inline void mirror_cast_rows(struct kernels *kernels, compute *out, const double *x, const double *weight,
@@ -454,9 +533,15 @@ static inline struct kernels *mirror_open(struct kernels *backend, size_t shift)
         .batchnorm_backward = mirror_batchnorm_backward,
         .attention_forward = mirror_attention_forward,
         .attention_backward = mirror_attention_backward,
+        .patches_forward = mirror_patches_forward,
+        .patches_backward = mirror_patches_backward,
+        .pool_forward = mirror_pool_forward,
+        .pool_backward = mirror_pool_backward,
         .cross_entropy = mirror_cross_entropy,
         .squared_error = mirror_squared_error,
         .linear_loss = mirror_linear_loss,
+        .critic_loss = mirror_critic_loss,
+        .gradient_penalty = mirror_gradient_penalty,
         .cast_rows = mirror_cast_rows,
         .cast = mirror_cast,
         .accumulate = mirror_accumulate,

@@ -172,9 +172,8 @@ static void describe_penalty(const struct stage *stage, const struct pass *pass,
 static size_t penalty_scratch_bytes(const struct stage *stage, size_t rows)
 {
     struct penalty penalty;
-    (void)rows;
     describe_penalty(stage, NULL, &penalty);
-    return penalty_scratch(&penalty) * dtype_size(dtype_wide(stage->model->compute_type));
+    return penalty_scratch(&penalty, rows) * dtype_size(dtype_wide(stage->model->compute_type));
 }
 
 static void penalty_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *saved,
@@ -197,7 +196,6 @@ static void penalty_backward(const struct stage *stage, struct pass *pass, compu
 
 static const struct stage_class penalty_class = {
     .name = "penalty",
-    .works_on_host = true,
     .scratch_bytes = penalty_scratch_bytes,
     .forward = penalty_forward,
     .backward = penalty_backward,
