@@ -208,7 +208,7 @@ const struct key keys[] = {
      .help = "Columns g0, g1, … of the data."},
     {"model.penalty", KEY_SECTION, NOWHERE, WHEN(IF_MLP),
      .help = "Of the gradient of the one output by its inputs: λ·(|∂ŷ/∂x| − 1)² is added to the loss of a row, with wasserstein "
-             "of those rows whose y is 0. Worked out in fp32 (with fp64: fp64), on CPUs."},
+             "of those rows whose y is 0. Worked out in fp32 (with fp64: fp64)."},
     {"model.penalty.lambda", KEY_NUMBER, OF_MODEL(penalty), .fallback = "", .above = true, .none_at_zero = true, WHEN(IF_MLP),
      .help = "λ, as it is written: neither K nor S nor N changes what it does."},
     {"model.penalty.rows", KEY_U32, OF_MODEL(penalty_rows), .fallback = "", .computed = "all, averaged as the loss is",

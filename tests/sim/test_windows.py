@@ -16,12 +16,15 @@ def calls(lines, name):
 
 class Windows(toys.Training):
     def trace(self, accumulate, ranks=1, steps=2, **keys):
+        batch = 2 * accumulate * ranks
+        job = toys.gpt(context=8, width=16, layers=2, batch=batch, micro=2, steps=steps, **keys)
+        return self.trace_of(job, toys.tokens(8 * batch * steps + 1), ranks)
+
+    def trace_of(self, job, data, ranks=1):
         """The calls of each process, and what the job left."""
         path = os.path.join(self.directory, f"trace{self.count}")
         self.environment["SIM_TRACE"] = path
-        batch = 2 * accumulate * ranks
-        job = toys.gpt(context=8, width=16, layers=2, batch=batch, micro=2, steps=steps, **keys)
-        out = self.train(job, toys.tokens(8 * batch * steps + 1), ranks)
+        out = self.train(job, data, ranks)
         self.assertIn("simulated", out.header["device"])
         lines = []
         for name in sorted(glob.glob(path + ".*")):
@@ -70,6 +73,18 @@ class Windows(toys.Training):
             self.assertEqual(len(calls(lines, "cudaGraphLaunch")), 3 * replays)
             self.assertLessEqual(len(calls(lines, "cudaGraphInstantiate")), 1)
             self.assertEqual(out.verdicts(), "AAA")
+
+    def test_images_and_critics_are_recorded_too(self):
+        """And do not wait: twelve rows are two windows of three micro-batches, each with one that is replayed."""
+        rows = [(row % 5, *[((row * 31 + i * 17) % 13 - 6) / 8 for i in range(40)], row % 2) for row in range(12)]
+        cnn = {"type": "cnn", "image": [2, 4, 5], "channels": [3], "hidden": [4], "outputs": 2, "loss": "cross_entropy"}
+        critic = {"type": "mlp", "inputs": 40, "hidden": [6], "outputs": 1, "activation": "tanh", "loss": "wasserstein"}
+        for model in (cnn, {**critic, "penalty": {"lambda": 10}}):
+            job = toys.job_of(model, batch=6, micro=2, steps=2, compute="bf16")
+            (lines,), out = self.trace_of(job, rows)
+            self.assertEqual(len(calls(lines, "cudaGraphLaunch")), 2)
+            self.assertLessEqual(len(calls(lines, "cudaGraphInstantiate")), 1)
+            self.assertEqual(out.verdicts(), "AA")
 
     def test_collectives_are_as_many_as_buckets_and_come_last(self):
         for accumulate in (1, 4):
