@@ -121,6 +121,9 @@ bool conductor_is_due(const struct conductor *conductor);
 bool conductor_is_paused(const struct conductor *conductor);
 /* A pause was asked for, and is still to come. */
 bool conductor_will_pause(const struct conductor *conductor);
+/* The last decision asked for a checkpoint. Without a `save` in it, the ranks' parts are those of the complete one of
+ * the same name, and its manifest is made anew. */
+bool conductor_opens_checkpoint(const struct conductor *conductor);
 /* Whether the decision that is due must wait for a checkpoint that is under way. */
 bool conductor_awaits_checkpoint(const struct conductor *conductor);
 /* As of the last decision that asked for a checkpoint, which is called `name`. */

@@ -329,7 +329,6 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     if (c->phase != PHASE_DECISION) return NULL;
     c->moved = now;
     const bool has_stepped = c->step > c->start && !c->requests.held;
-    const bool was_saved = conductor_is_saved(c);
     struct verdict verdict = {.kind = VERDICT_IS_FAIL, .clip_coefficient = (double)NAN};
     if (c->first_failure.status)
         conductor_set_failure(c, &c->first_failure);
@@ -357,7 +356,7 @@ const Gacc__V1__Decision *conductor_decide(struct conductor *c, double now)
     decision->evaluate = has_stepped && evaluates(c, &verdict, !boundary.more);
     if (decision->evaluate) c->evaluated_at = c->counters.optimizer_steps;
     c->attempt.evaluates = decision->evaluate;
-    decision->save = conductor_open_save(c, &boundary, was_saved);
+    decision->save = conductor_open_save(c, &boundary);
     decision->hold = boundary.hold;
     const bool more = boundary.more && !decision->stop && !boundary.hold;
     decision->next = more ? open_window(c) : NULL;

@@ -109,6 +109,8 @@ struct conductor {
     struct saving saving;
     struct requests requests;
     bool is_saving;           /* a checkpoint is under way */
+    bool opens_checkpoint;    /* the last decision began it */
+    bool has_unsaved;         /* settings that the last checkpoint does not have */
     uint64_t saved_step;      /* behind which the last complete checkpoint of this start was made; 0: none */
     char asked_by[128];       /* "rank 1: interrupted by SIGTERM": who asked to stop */
     bool stopped;             /* the decision that stops the job is out … */
@@ -162,11 +164,10 @@ void conductor_set_failure(struct conductor *conductor, const struct error *erro
 /* The job ends here and now: no answer in turn is possible any more. The negated status of its failure, with the text
  * in *error (may be NULL). */
 int conductor_break(struct conductor *conductor, const struct error *why, struct error *error);
-/* Where the job is paused: its state is in a complete checkpoint already. */
-bool conductor_is_saved(const struct conductor *conductor);
-/* The checkpoint of the boundary that is decided; NULL: none. `was_saved`: as conductor_is_saved said before; one is
- * enough then. */
-Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary, bool was_saved);
+/* The checkpoint of the boundary that is decided, for the ranks; NULL: they have nothing to write. */
+Gacc__V1__Save *conductor_open_save(struct conductor *conductor, const struct boundary *boundary);
+/* Something was set: no checkpoint has it yet. */
+void conductor_note_unsaved(struct conductor *conductor);
 /* Ends the text of a failure by numerics with the culprit, if one is known. */
 void conductor_name_culprit(struct conductor *conductor);
 /* What was set comes into effect, before the next window opens. */

@@ -6,6 +6,26 @@
 
 #include "daemon/coordinator/conductor_internal.h"
 
+/* The checkpoint under way has all that was set. */
+static bool is_saving_all(const struct conductor *c)
+{
+    return c->is_saving && !c->has_unsaved;
+}
+
+/* What the ranks have to write of the boundary is in a complete checkpoint: it was made there, and the job is paused.
+ */
+static bool has_parts(const struct conductor *c)
+{
+    return !c->is_saving && c->step > c->start && c->saved_step == c->counters.step;
+}
+
+void conductor_note_unsaved(struct conductor *c)
+{
+    c->has_unsaved = true;
+    const bool saves_here = c->is_saving && c->progress.counters.step == c->counters.step;
+    if (c->requests.held && (saves_here || has_parts(c))) c->saving.asked = true; /* what is there gets it, too */
+}
+
 int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__Interrupted *interrupted,
                           struct error *error)
 {
@@ -15,7 +35,7 @@ int conductor_interrupted(struct conductor *c, const char *who, const Gacc__V1__
                        !strcmp(interrupted->signal, "SIGINT") || !strcmp(interrupted->signal, "SIGHUP");
     if (!strcmp(interrupted->signal, "SIGUSR1")) {
         /* As mpirun passes it on to every rank, some will be late: the checkpoint under way is what they ask for. */
-        if (!c->is_saving) c->saving.asked = true;
+        if (!is_saving_all(c)) c->saving.asked = true;
         return 0;
     }
     if (stops && interrupted->times <= 1 && has_begun) {
@@ -44,8 +64,8 @@ static struct moment moment_of(const struct conductor *c)
         .ends = ends,
         .has_stopped = c->stopped,
         .has_finished = ends && c->requests.finishing,
-        .is_saving = c->is_saving,
-        .is_saved = conductor_is_saved(c),
+        .is_saving = is_saving_all(c),
+        .is_saved = has_parts(c) && !c->has_unsaved,
     };
 }
 
@@ -97,16 +117,14 @@ static void keep_progress(struct conductor *c)
     };
 }
 
-bool conductor_is_saved(const struct conductor *c)
+/* Settings are in the manifest alone: where the ranks' parts are on disk, they have nothing to do for them. */
+Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *boundary)
 {
-    return c->requests.held && !c->is_saving && c->step > c->start && c->saved_step == c->counters.step;
-}
-
-Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *boundary, bool was_saved)
-{
+    const bool ranks_write = !has_parts(c);
+    c->opens_checkpoint = false;
     c->decision.stop = false;
     if (!boundary->save) return NULL;
-    if (was_saved) {
+    if (!ranks_write && !c->has_unsaved) {
         c->decision.stop = c->stopped = c->stop_saved = boundary->stop;
         return NULL;
     }
@@ -117,12 +135,18 @@ Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *
         return NULL;
     }
     keep_progress(c);
-    c->is_saving = true;
+    c->is_saving = c->opens_checkpoint = true;
+    c->has_unsaved = false;
     c->decision.stop = c->stopped = boundary->stop;
     c->save.directory = c->save_directory;
     c->save.optimizer_steps = c->counters.optimizer_steps;
     c->save.wait = c->rules.save_waits;
-    return &c->save;
+    return ranks_write ? &c->save : NULL;
+}
+
+bool conductor_opens_checkpoint(const struct conductor *c)
+{
+    return c->opens_checkpoint;
 }
 
 bool conductor_is_due(const struct conductor *c)
@@ -168,6 +192,7 @@ void conductor_saved(struct conductor *c, const struct error *why)
 {
     c->is_saving = false;
     if (!why) c->saved_step = c->progress.counters.step;
+    if (why) c->has_unsaved = true;
     c->stop_saved = c->stopped && !why;
     const bool fatal = saving_ended(&c->saving, !why) || c->stopped;
     if (!why || !fatal) return;

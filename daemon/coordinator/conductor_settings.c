@@ -204,6 +204,7 @@ enum answer conductor_set(struct conductor *c, Gacc__V1__JobSpec *job, struct jo
     edition.settings = *settings;
     free_edition(&c->pending);
     c->pending = edition;
+    conductor_note_unsaved(c);
     *settings = (struct job_settings){0};
     name_settings(c, changes);
     if (answer != ANSWER_NOW) return answer;

@@ -122,9 +122,10 @@ static bool withdrawn(struct coordinator *coordinator, struct operation *operati
 
 static bool at_boundary(struct coordinator *coordinator, struct operation *operation, const void *fact)
 {
-    const Gacc__V1__Decision *decision = fact;
     const struct conductor *conductor = coordinator->conductor;
-    if (operation->is_at_boundary || (operation->request == REQUEST_CHECKPOINT && !decision->save)) return false;
+    (void)fact;
+    if (operation->is_at_boundary) return false;
+    if (operation->request == REQUEST_CHECKPOINT && !conductor_opens_checkpoint(conductor)) return false;
     if (operation->request == REQUEST_PAUSE && conductor_will_pause(conductor)) return false;
     if (operation->request == REQUEST_PAUSE && !conductor_is_paused(conductor))
         return in_vain(coordinator, operation, "the job ends with the step that was under way");
@@ -136,7 +137,7 @@ static bool at_boundary(struct coordinator *coordinator, struct operation *opera
 
 void operations_decided(struct coordinator *coordinator, const Gacc__V1__Decision *decision)
 {
-    if (!decision->failure) settle(coordinator, at_boundary, decision); /* else operations_end tells all */
+    if (!decision->failure) settle(coordinator, at_boundary, NULL); /* else operations_end tells all */
 }
 
 struct saved {

@@ -25,7 +25,8 @@ struct saver {
 
     enum stage stage;
     char name[STORE_NAME_MAX + 1];
-    struct manifest manifest; /* of the checkpoint under way */
+    struct manifest manifest; /* of the checkpoint under way, or of the last one its ranges alone */
+    bool has_parts;           /* complete it is already, whatever becomes of its new manifest */
     bool *answered;           /* [ranks] */
     uint32_t awaited, failed_rank;
     struct error failure; /* of the lowest rank that failed; status 0: none */
@@ -55,25 +56,6 @@ int saver_open(struct saver **out, uv_loop_t *loop, const Gacc__V1__JobSpec *job
 static double now_seconds(void)
 {
     return (double)uv_hrtime() * 1e-9;
-}
-
-void saver_begin(struct saver *saver, const struct saver_order *order)
-{
-    saver->stage = WRITING;
-    saver->awaited = saver->ranks;
-    saver->failure.status = STATUS_DONE;
-    saver->retention = order->retention;
-    memset(saver->answered, 0, saver->ranks * sizeof *saver->answered);
-    snprintf(saver->name, sizeof saver->name, "%s", order->name);
-    saver->manifest = (struct manifest){.progress = *order->progress,
-                                        .ranks = saver->ranks,
-                                        .parameters = order->parameters,
-                                        .job = message_copy(&order->job->base)};
-    if (!saver->manifest.job || job_settings_copy(&saver->manifest.settings, order->settings, &saver->failure))
-        error_set(&saver->failure, STATUS_IO, "out of memory for its job");
-    saver->record = (struct checkpoint_record){.step = order->progress->counters.step,
-                                               .optimizer_steps = order->progress->counters.optimizer_steps,
-                                               .name = saver->name};
 }
 
 /* ---- on a thread of the pool ---- */
@@ -116,17 +98,25 @@ static void work(uv_work_t *request)
     saver->complaint[0] = '\0';
     saver->outcome = saver->failure;
     if (!saver->failure.status && !commit(saver, &saver->outcome)) saver->outcome.status = STATUS_DONE;
-    int left = saver->outcome.status ? store_remove(output, saver->name, &unwilling)
-                                     : store_retain(output, &saver->retention, &unwilling);
+    int left = 0;
+    if (!saver->outcome.status)
+        left = store_retain(output, &saver->retention, &unwilling);
+    else if (!saver->has_parts)
+        left = store_remove(output, saver->name, &unwilling);
     if (left) snprintf(saver->complaint, sizeof saver->complaint, "%.500s", unwilling.text);
     saver->record.seconds.commit = now_seconds() - began;
 }
 
 /* ---- on the loop ---- */
 
+/* The ranges stay: the manifest may be made anew. */
 static void release(struct saver *saver)
 {
-    manifest_free(&saver->manifest);
+    struct manifest *manifest = &saver->manifest;
+    const struct manifest last = {.ranges = manifest->ranges, .range_count = manifest->range_count};
+    manifest->ranges = NULL;
+    manifest_free(manifest);
+    *manifest = last;
     saver->stage = IDLE;
 }
 
@@ -137,6 +127,52 @@ static void worked(uv_work_t *request, int status)
     release(saver);
     saver->events.ended(saver->events.context, &saver->record, saver->outcome.status ? &saver->outcome : NULL,
                         saver->complaint);
+}
+
+static void begin_commit(struct saver *saver)
+{
+    saver->stage = COMMITTING;
+    uv_queue_work(saver->loop, &saver->work, work, worked);
+}
+
+static void count_bytes(struct saver *saver, const struct manifest_range *range)
+{
+    saver->record.bytes += range->end - range->begin;
+}
+
+static void open_manifest(struct saver *saver, const struct saver_order *order, struct error *error)
+{
+    struct manifest *manifest = &saver->manifest;
+    const struct manifest last = *manifest;
+    *manifest = (struct manifest){.progress = *order->progress,
+                                  .ranks = saver->ranks,
+                                  .parameters = order->parameters,
+                                  .job = message_copy(&order->job->base)};
+    if (order->has_parts) {
+        manifest->ranges = last.ranges;
+        manifest->range_count = last.range_count;
+    } else {
+        free(last.ranges);
+    }
+    if (!manifest->job || job_settings_copy(&manifest->settings, order->settings, error))
+        error_set(error, STATUS_IO, "out of memory for its job");
+}
+
+void saver_begin(struct saver *saver, const struct saver_order *order)
+{
+    saver->awaited = saver->ranks;
+    saver->failure.status = STATUS_DONE;
+    saver->retention = order->retention;
+    saver->has_parts = order->has_parts;
+    memset(saver->answered, 0, saver->ranks * sizeof *saver->answered);
+    snprintf(saver->name, sizeof saver->name, "%s", order->name);
+    open_manifest(saver, order, &saver->failure);
+    saver->record = (struct checkpoint_record){.step = order->progress->counters.step,
+                                               .optimizer_steps = order->progress->counters.optimizer_steps,
+                                               .name = saver->name};
+    for (size_t i = 0; i < saver->manifest.range_count; i++) count_bytes(saver, &saver->manifest.ranges[i]);
+    saver->stage = WRITING;
+    if (saver->has_parts) begin_commit(saver);
 }
 
 /* Where memory is short the checkpoint fails as a whole. */
@@ -161,7 +197,7 @@ static int add_ranges(struct saver *saver, uint32_t rank, const Gacc__V1__Saved 
         *added = (struct manifest_range){.begin = range->begin, .end = range->end, .rank = rank};
         snprintf(added->file, sizeof added->file, "%s", range->file);
         memcpy(added->checksum, range->checksum.data, CHECKSUM_BYTES);
-        saver->record.bytes += range->end - range->begin;
+        count_bytes(saver, added);
     }
     return 0;
 }
@@ -184,9 +220,7 @@ int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved,
              saved->failure->text);
     else if (add_ranges(saver, rank, saved))
         fail(saver, rank, STATUS_IO, "its account of what it wrote cannot be kept");
-    if (--saver->awaited > 0) return 0;
-    saver->stage = COMMITTING;
-    uv_queue_work(saver->loop, &saver->work, work, worked);
+    if (--saver->awaited == 0) begin_commit(saver);
     return 0;
 }
 
@@ -204,10 +238,8 @@ void saver_close(struct saver *saver)
 {
     if (!saver) return;
     struct error unwilling; /* nobody is left to hear it; the next start tries again */
-    if (saver->stage == WRITING) {
-        store_remove(saver->job->job->output, saver->name, &unwilling);
-        release(saver);
-    }
+    if (saver->stage == WRITING) store_remove(saver->job->job->output, saver->name, &unwilling);
+    manifest_free(&saver->manifest);
     free(saver->answered);
     free(saver);
 }

@@ -37,9 +37,11 @@ struct saver_order {
     const Gacc__V1__JobSpec *job;        /* as it is there */
     const struct job_settings *settings; /* that were set while it ran */
     struct retention retention;
+    bool has_parts; /* the last checkpoint, which is complete and has that name, has them: its manifest is made anew */
 };
 
-/* The ranks have been asked; not while one is under way. Where memory is short the checkpoint fails as a whole. */
+/* The ranks have been asked, unless it has its parts; not while one is under way. Where memory is short the checkpoint
+ * fails as a whole. */
 void saver_begin(struct saver *saver, const struct saver_order *order);
 /* A rank's answer. Negative (70): it is none to what was asked. */
 int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved, struct error *error);

@@ -45,7 +45,7 @@ static void send_decision(struct coordinator *coordinator)
     message.decision = (Gacc__V1__Decision *)decision;
     send_to(coordinator, &message, NULL);
     operations_decided(coordinator, decision);
-    if (!decision->save) return;
+    if (!conductor_opens_checkpoint(coordinator->conductor)) return;
     const char *name;
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);
     struct header_record facts;
@@ -57,6 +57,7 @@ static void send_decision(struct coordinator *coordinator)
         .job = conductor_job(coordinator->conductor),
         .settings = conductor_settings(coordinator->conductor),
         .retention = *conductor_retention(coordinator->conductor),
+        .has_parts = decision->save == NULL,
     };
     saver_begin(coordinator->saver, &order);
 }

@@ -96,7 +96,7 @@ static void decide(struct coordinator *coordinator, uv_loop_t *loop)
     const Gacc__V1__Decision *decision = conductor_decide(coordinator->conductor, 1);
     if (!decision) abort();
     must_pack(&decision->base);
-    if (!decision->save) return;
+    if (!conductor_opens_checkpoint(coordinator->conductor)) return;
     const char *name;
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);
     const struct saver_order order = {
@@ -106,6 +106,7 @@ static void decide(struct coordinator *coordinator, uv_loop_t *loop)
         .job = conductor_job(coordinator->conductor),
         .settings = conductor_settings(coordinator->conductor),
         .retention = *conductor_retention(coordinator->conductor),
+        .has_parts = decision->save == NULL,
     };
     saver_begin(coordinator->saver, &order);
 }

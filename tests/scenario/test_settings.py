@@ -166,6 +166,44 @@ class Setting(control.Steered):
             self.assertEqual(running.log("step")[-1]["optimizer_steps"], 82)
             shutil.rmtree(running.output)
 
+    def test_a_checkpoint_where_the_job_is_paused_gets_what_is_set_there(self):
+        """Whether it was asked for or due, and the job is stopped or killed behind it; no tensor is written again."""
+        for every, ends in ((0, "stop"), (1, "kill")):
+            with self.subTest(every=every, ends=ends):
+                self.check_set_while_paused(f"run-{every}-{ends}", every, ends)
+
+    def check_set_while_paused(self, output, every, ends):
+        job = toys.job_of({"type": "linear", "inputs": 1, "bias": True}, steps=10**6, batch=32, micro=1, lr=2.0**-8,
+                          optimizer="adamw", optimizer_={"groups": [{"match": "weight"}, {"match": "bias"}]},
+                          compute="fp16", scale=8, checkpoint={"every": every})
+        running = self.begin(job, rows=[(1, 1.0, 1.0)] * 128, ranks=2, output=output)
+        stub = self.stub(running)
+        here = self.pause(stub).optimizer_steps
+        name = self.checkpoint(stub).name
+        before = checkpoints.contents(running.output, name)[0]
+        settings = {"batch.global": "16", "optimizer.lr": "0.5", "job.steps": str(here + 4), "optimizer.groups.1.frozen": "true",
+                    "precision.loss_scale.current": "32"}
+        for path, value in settings.items():
+            self.set_paths(stub, {path: value})
+        if ends == "stop":
+            self.stop(stub)
+            self.end(running, 75)
+        else:
+            self.assertEqual(self.checkpoint(stub).name, name)
+            os.kill(running.ranks()[1], signal.SIGKILL)
+            running.wait()
+            harness.until(lambda: not self.processes(), 10, "the end of the coordinator")
+        self.assertEqual(checkpoints.names(running.output)[-1], name)
+        after, facts = checkpoints.contents(running.output, name)
+        self.assertEqual(after, before)
+        kept = {each["path"]: each["value"] for each in facts["settings"]}
+        self.assertEqual({path: kept.get(path) for path in settings if path != "precision.loss_scale.current"},
+                         {path: value for path, value in settings.items() if path != "precision.loss_scale.current"})
+        self.assertEqual(self.run_job("job.yaml", ranks=2, output=output).status, 0)
+        for step in running.log("step")[here:]:
+            self.assertEqual((step["lr"], step["loss_scale"], step["accumulate"]), (0.5, 32, [8, 8]))
+        self.assertEqual(running.log("step")[-1]["optimizer_steps"], here + 4)
+
     def test_the_scale(self):
         """The next window has it, and its tracker begins anew; later overflows and growths go on from it."""
         for ranks in (1, 2):

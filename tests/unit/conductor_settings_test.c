@@ -172,6 +172,81 @@ static void a_paused_job_has_it_at_once_and_its_plan_anew(void **unused)
     conductor_close(w.conductor);
 }
 
+/* The ranks' parts are on disk: their manifest is made anew, by the coordinator alone. */
+static void check_settings_are_saved(struct world *w, const char *name)
+{
+    const char *saved;
+    assert_string_equal(w->saves, "");
+    assert_true(conductor_opens_checkpoint(w->conductor));
+    conductor_progress(w->conductor, &saved);
+    assert_string_equal(saved, name);
+}
+
+static void a_checkpoint_where_the_job_is_paused_gets_what_is_set_there(void **unused)
+{
+    (void)unused;
+    struct world w;
+    struct error error;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP16);
+    w.checkpoint.every = 1;
+    start(&w);
+    call_for(&w, REQUEST_PAUSE, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000001");
+    stand(&w);
+    assert_int_equal(set(&w, &(struct edit){.lr = 0.5}, "optimizer.lr", &error), ANSWER_NOW);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* the one under way does not have it */
+    assert_true(conductor_is_due(w.conductor) && conductor_awaits_checkpoint(w.conductor));
+    conductor_saved(w.conductor, NULL);
+    decide(&w);
+    check_settings_are_saved(&w, "step-00000001");
+    stand(&w);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL); /* this one does … */
+    conductor_saved(w.conductor, NULL);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL);
+    assert_false(conductor_is_due(w.conductor));
+
+    const struct edit scale = {.scale = 64}, batch = {.global = 6};
+    assert_int_equal(set(&w, &scale, "precision.loss_scale.current", &error), ANSWER_NOW);
+    assert_int_equal(set(&w, &batch, "batch.global", &error), ANSWER_NOW); /* … but not these */
+    assert_true(conductor_is_due(w.conductor));
+    decide(&w);
+    check_settings_are_saved(&w, "step-00000001");
+    const char *name;
+    const struct progress *progress = conductor_progress(w.conductor, &name);
+    assert_true(progress->scale.scale == 64 && progress->plan.count == 6);
+    stand(&w);
+    const struct error full = {.status = STATUS_IO, .text = "disk full"};
+    conductor_saved(w.conductor, &full);
+    call_for(&w, REQUEST_STOP, ANSWER_AT_BOUNDARY, NULL);
+    decide(&w);
+    check_settings_are_saved(&w, "step-00000001");
+    assert_true(w.over && w.stops);
+    conductor_saved(w.conductor, NULL);
+    conductor_settle(w.conductor);
+    finish(&w, STATUS_AGAIN);
+}
+
+static void a_checkpoint_asked_for_behind_a_setting_has_it(void **unused)
+{
+    (void)unused;
+    struct world w;
+    struct error error;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL);
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000001");
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_NOW, NULL);
+    assert_int_equal(set(&w, &(struct edit){.lr = 0.5}, "optimizer.lr", &error), ANSWER_AT_BOUNDARY);
+    call_for(&w, REQUEST_CHECKPOINT, ANSWER_AT_BOUNDARY, NULL); /* not the one under way */
+    conductor_saved(w.conductor, NULL);
+    step(&w, NULL);
+    assert_string_equal(w.saves, "step-00000002");
+    assert_true(conductor_settings(w.conductor)->count == 1);
+    conductor_close(w.conductor);
+}
+
 static void the_scale_is_set_with_its_trackers_at_the_beginning(void **unused)
 {
     (void)unused;
@@ -274,6 +349,8 @@ int main(void)
         cmocka_unit_test(a_batch_that_was_about_to_change_does_so_behind_a_resume),
         cmocka_unit_test(a_plan_that_does_not_say_its_batch_has_the_jobs),
         cmocka_unit_test(a_paused_job_has_it_at_once_and_its_plan_anew),
+        cmocka_unit_test(a_checkpoint_where_the_job_is_paused_gets_what_is_set_there),
+        cmocka_unit_test(a_checkpoint_asked_for_behind_a_setting_has_it),
         cmocka_unit_test(the_scale_is_set_with_its_trackers_at_the_beginning),
         cmocka_unit_test(a_job_ends_at_the_steps_that_it_has_now),
         cmocka_unit_test(what_the_data_do_not_allow_is_refused),
