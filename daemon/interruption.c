@@ -70,6 +70,11 @@ bool interruption_is_launchers(void)
     return watch.told;
 }
 
+bool interruption_may_be_launchers(void)
+{
+    return watch.told || !watch.launcher;
+}
+
 int interruption_hold(pid_t launcher, struct error *error)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT};

@@ -23,5 +23,7 @@ int interruption_hold(pid_t launcher, struct error *error);
 int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error);
 /* Whether the launcher itself has sent this process a SIGTERM. */
 bool interruption_is_launchers(void);
+/* The same, or it cannot be told who sent one: the launcher is not known. */
+bool interruption_may_be_launchers(void);
 
 #endif

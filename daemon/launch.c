@@ -494,11 +494,12 @@ static bool joins_soon(struct launch *launch)
     return stage >= STAGE_JOINED;
 }
 
-/* On a thread of its own. A rank that waits at its start for a rank 0 that has failed is told to go by SIGTERM, and
- * nobody tells it more. */
+/* On a thread of its own. A rank that waits at its start for a rank 0 that has failed is told to go by its launcher's
+ * SIGTERM, and nobody tells it more. Anybody else's waits for the line on which the coordinator hears of it. */
 static void on_interruption(void *context, const char *signal)
 {
-    if (ask(context, signal) && (strcmp(signal, "SIGTERM") || joins_soon(context))) return;
+    const bool is_told_to_go = !strcmp(signal, "SIGTERM") && interruption_may_be_launchers();
+    if (ask(context, signal) && (!is_told_to_go || joins_soon(context))) return;
     end_at_once(context, signal);
 }
 
@@ -725,11 +726,11 @@ int launch_run(const struct launch_options *options)
     struct error error;
     signal(SIGPIPE, SIG_IGN); /* what cannot be written is an error that says so, not a death */
     signal(SIGXFSZ, SIG_IGN);
-    int status = place_find(&launch.place, &error);
+    int status = interruption_hold(place_launcher(), &error); /* before all that takes time */
+    if (!status) status = place_find(&launch.place, &error);
     const bool is_first = launch.place.rank == 0;
     if (!status && !place_shared_memory_path(&launch.place, launch.shared_memory, sizeof launch.shared_memory))
         launch.shared_memory[0] = '\0';
-    if (!status) status = interruption_hold(place_launcher(), &error);
     if (!status && is_first) status = fork_coordinator(&launch, &error);
     if (!status) status = interruption_watch(on_interruption, &launch, &error);
     if (!status && is_first) status = prepare_job(&launch, &error);

@@ -151,18 +151,18 @@ static int verify(const Gacc__V1__JobSpec *job, struct comm *comm, const struct 
 int verification_run(const struct verification_options *options)
 {
     static struct view view = {.writing = PTHREAD_MUTEX_INITIALIZER}; /* outlives us: an interruption may look at it */
-    struct place place;
+    struct place place = {0};
     struct error error;
     struct comm *comm;
     Gacc__V1__JobSpec *job = NULL;
     char shared_memory[1] = ""; /* the transport's own: no coordinator is there to remove another */
     bool passed = true;
     signal(SIGPIPE, SIG_IGN);
-    int status = place_find(&place, &error);
+    int status = interruption_hold(place_launcher(), &error); /* before all that takes time */
+    if (!status) status = place_find(&place, &error);
     view.rank = place.rank;
     view.is_first = place.rank == 0;
     view.json = options->json;
-    if (!status) status = interruption_hold(place_launcher(), &error);
     if (!status) status = interruption_watch(on_interruption, &view, &error);
     if (!status && view.is_first) {
         struct job_overrides overrides = options->overrides;

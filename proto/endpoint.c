@@ -1,8 +1,18 @@
 #include "proto/endpoint.h"
 
 #include <arpa/inet.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define DIGITS_MOST 5 /* of 65535 */
+
+static bool is_port(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    return digits > 0 && digits <= DIGITS_MOST && !text[digits] && atoi(text) <= UINT16_MAX;
+}
 
 bool endpoint_parse(struct endpoint *endpoint, const char *text)
 {
@@ -11,9 +21,7 @@ bool endpoint_parse(struct endpoint *endpoint, const char *text)
     const char *colon = strrchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : 0;
     if (length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
-    if (!colon || length == 0 || length >= sizeof endpoint->host || colon[1] == '\0' ||
-        strlen(colon + 1) >= sizeof endpoint->port)
-        return false;
+    if (!colon || length == 0 || length >= sizeof endpoint->host || !is_port(colon + 1)) return false;
     snprintf(endpoint->host, sizeof endpoint->host, "%.*s", (int)length, text);
     snprintf(endpoint->port, sizeof endpoint->port, "%s", colon + 1);
     return true;

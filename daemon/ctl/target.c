@@ -143,6 +143,13 @@ static void name_host(struct target *target)
         snprintf(target->endpoint, sizeof target->endpoint, "%s:%s", target->host, endpoint.port);
 }
 
+/* unix:PATH, HOST:PORT or tcp://HOST:PORT, as far as the text tells. */
+static bool is_address(const char *text)
+{
+    struct endpoint endpoint;
+    return endpoint_parse(&endpoint, text) || (!strncmp(text, "unix:", 5) && text[5]);
+}
+
 static int read_connection(struct target *target, const char *run, struct error *error)
 {
     char path[PATH_MAX];
@@ -162,19 +169,13 @@ static int read_connection(struct target *target, const char *run, struct error 
     copy_tls(target, connection);
     json_decref(connection);
     name_host(target);
-    return target->endpoint[0] ? 0 : say_not_running(run, error);
+    if (!target->endpoint[0]) return say_not_running(run, error);
+    if (is_address(target->endpoint)) return 0;
+    return error_set(error, STATUS_DATA, "%s/connection.json: endpoint %.200s: wants unix:PATH or HOST:PORT", run,
+                     target->endpoint);
 }
 
 /* ---- an address ---- */
-
-/* unix:PATH, HOST:PORT or tcp://HOST:PORT, as far as the text tells. */
-static bool is_address(const char *text)
-{
-    if (!strncmp(text, "unix:", 5)) return text[5] != '\0';
-    if (!strncmp(text, "tcp://", 6)) text += 6;
-    const char *colon = strrchr(text, ':');
-    return colon && colon > text && colon[1] && !colon[1 + strspn(colon + 1, "0123456789")];
-}
 
 static int take_token(struct target *target, const char *path, char *text, struct error *error)
 {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/job/paths.h"
+#include "proto/endpoint.h"
 
 /* A value on its way into the message. */
 struct reading {
@@ -165,11 +166,8 @@ static int read_path(const struct reading *reading)
 /* tcp://HOST:PORT */
 static bool is_tcp(const char *text)
 {
-    if (strncmp(text, "tcp://", 6) != 0) return false;
-    const char *host = text + 6, *colon = strrchr(host, ':');
-    if (!colon || colon == host || strpbrk(host, "/ ")) return false;
-    size_t digits = strspn(colon + 1, "0123456789");
-    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' && atoi(colon + 1) <= 65535;
+    struct endpoint endpoint;
+    return !strncmp(text, "tcp://", 6) && endpoint_parse(&endpoint, text) && !strpbrk(endpoint.host, "/ ");
 }
 
 /* The default is the automatic one; unix:PATH where the default is a unix socket. */

@@ -42,6 +42,20 @@ class Stops(faults.Faults):
             self.check_result(75, "rank 0: interrupted by SIGTERM before the first step")
             self.check_nothing_is_left()
 
+    def test_a_signal_to_a_rank_that_waits_for_rank_0(self):
+        """… which still reads its job, from a pipe, for longer than mpirun would have waited before it kills."""
+        os.mkfifo(os.path.join(self.directory, "pipe"))
+        with open(os.path.join(self.directory, "pipe"), "r+b", buffering=0) as pipe:
+            running = self.start("pipe", ranks=2)
+            harness.until(lambda: 1 in running.ranks() and blocks(running.ranks()[1], signal.SIGTERM), 20, "a blocked signal")
+            os.kill(running.ranks()[1], signal.SIGTERM)
+            time.sleep(1)
+            self.assertIn(1, running.ranks())
+            pipe.write(json.dumps(self.tape()).encode())
+        self.check_line(self.ended(running, time.monotonic()), 75, "rank 1: interrupted by SIGTERM before the first step")
+        self.check_result(75, "rank 1: interrupted by SIGTERM before the first step")
+        self.check_nothing_is_left()
+
     def beside(self, other, job="job.yaml"):
         """A job whose second rank is this command, to its end."""
         running = harness.Running(self, [*self.command(job, 1, [], "run"), ":", "-n", "1", *other], "run")

@@ -108,11 +108,20 @@ class Gaccctl(harness.Scenario):
                               (["--run"], "--run: a value is wanted"), (["-q"], "-q: no such option")):
             done = self.call(harness.GACCCTL, *words)
             self.assertEqual((done.status, done.err), (64, f"gaccctl: {answer}\n"))
-        for address in ("foo", "", "unix:", ":80", "tcp://", "tcp://:80", "host:", "host:port", "[::1]"):
+        for address in ("foo", "", "unix:", ":80", "tcp://", "tcp://:80", "host:", "host:port", "[::1]", "127.0.0.1:99999",
+                        "[::1]:65536", "tcp://host:4294967297", "host:+1"):
             done = self.call(harness.GACCCTL, "--connect", address, "status")
             self.assertEqual((done.status, done.err), (64, f"gaccctl: --connect {address}: wants unix:PATH or HOST:PORT\n"))
         for address in ("unix:none", "127.0.0.1:1", "tcp://127.0.0.1:1", "[::1]:1", "tcp://[::1]:1"):
             self.assertEqual(self.call(harness.GACCCTL, "--connect", address, "status").status, 69)
+
+    def test_an_address_in_a_run_directory_that_is_none(self):
+        os.makedirs(os.path.join(self.directory, "run"))
+        self.write("run/connection.json", json.dumps({"endpoint": "tcp://127.0.0.1:99999", "token": "secret"}))
+        done = self.call(harness.GACCCTL, "--run", "run", "status")
+        os.remove(os.path.join(self.directory, "run", "connection.json"))
+        self.assertEqual((done.status, done.err), (65, "gaccctl: run/connection.json: endpoint tcp://127.0.0.1:99999: wants unix:PATH or "
+                                                       "HOST:PORT\n"))
 
     def test_tcp_wants_the_token(self):
         """From the run directory or a file that nobody else can read, never from the command line or the environment."""

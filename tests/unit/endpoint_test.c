@@ -15,7 +15,15 @@ static void an_endpoint_is_a_host_and_a_port(void **unused)
         const char *text, *host, *port; /* host NULL: it is none */
     } cases[] = {
         {"tcp://127.0.0.1:7000", "127.0.0.1", "7000"},
-        {"node7:http", "node7", "http"},
+        {"node7:65535", "node7", "65535"},
+        {"node7:http", NULL, NULL},
+        {"node7:65536", NULL, NULL},     /* not 0 */
+        {"127.0.0.1:99999", NULL, NULL}, /* not 34463 */
+        {"tcp://[::1]:4294967297", NULL, NULL},
+        {"node7:-1", NULL, NULL},
+        {"node7:+1", NULL, NULL},
+        {"node7: 1", NULL, NULL},
+        {"node7:000001", NULL, NULL},
         {"[::1]:0", "::1", "0"},
         {"tcp://[fe80::1%eth0]:1", "fe80::1%eth0", "1"},
         {"unix:/tmp/x:1", NULL, NULL},
