@@ -222,6 +222,25 @@ bool job_norms_micro_batches(const Gacc__V1__JobSpec *job)
            job->model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_MICRO;
 }
 
+/* One row is its own mean: behind the norm nothing of it is left. Where the number of ranks is not known, a set of sync
+ * may be the whole batch. */
+static int enough_for_variance(struct loading *loading, const char *by_row)
+{
+    const Gacc__V1__ModelSection *model = loading->job->model;
+    const Gacc__V1__BatchSection *batch = loading->job->batch;
+    const uint64_t smallest = batch->ramp_from ? batch->ramp_from : batch->global;
+    const uint64_t ranks = loading->overrides ? loading->overrides->ranks : 0;
+    uint64_t rows = smallest;
+    if (job_norms_micro_batches(loading->job)) rows = batch->micro;
+    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_SYNC && ranks) rows = batch->micro * ranks;
+    if (model->norm_stats == GACC__V1__NORM_STATS__NORM_STATS_FROZEN || (rows > 1 && smallest > 1)) return 0;
+    const char *whole = batch->ramp_from ? "batch.ramp.from" : "batch.global";
+    return fail(loading, smallest > 1 ? "batch.micro" : whole,
+                "1 row has no variance: model.norm_stats: %s wants more, %smodel.norm: %s%s",
+                choice_name(key_of_selector(BY_NORM_STATS)->choices, (int)model->norm_stats),
+                smallest > 1 ? "window does not, nor does " : "", by_row, smallest > 1 ? "" : " does not");
+}
+
 /* What a norm takes its statistics over. */
 static int norms(struct loading *loading)
 {
@@ -239,11 +258,10 @@ static int norms(struct loading *loading)
                 return fail(loading, "model.norm_groups", "%" PRIu32 " does not divide the %" PRIu32 " of model.hidden",
                             model->norm_groups, model->hidden[i]);
     }
-    if (job_norms_micro_batches(loading->job) && micro == 1)
-        return fail(
-            loading, "batch.micro",
-            "1 row has no variance: model.norm_stats: micro wants more, window does not, nor does model.norm: %s",
-            by_row);
+    if (model->norm == GACC__V1__NORM__NORM_BATCH) {
+        const int status = enough_for_variance(loading, by_row);
+        if (status) return status;
+    }
     if (job_norms_micro_batches(loading->job) && micro < SMALL_SET)
         job_notice(
             loading,

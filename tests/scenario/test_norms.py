@@ -239,7 +239,13 @@ class Norms(toys.Training):
         out = self.train(mlp(), ROWS)
         self.assertRegex(out.err, "batch.micro 4 rows each.*model.norm group")
         self.assertEqual("", self.train(mlp(model={"norm_stats": "window"}), ROWS).err)
-        for model, norm, keys, said in (({}, "batch", {"micro": 1}, "1 row has no variance"),
+        self.train(mlp(model={"norm_stats": "sync"}, micro=1), ROWS, 2)  # two rows to a set
+        window, sync, ramp = {"norm_stats": "window"}, {"norm_stats": "sync"}, {"batch_": {"ramp": {"from": 1, "steps": 2}}}
+        for model, norm, keys, said in (({}, "batch", {"micro": 1}, "batch.micro: 1 row has no variance: model.norm_stats: micro wants more, window does"),
+                                        (sync, "batch", {"micro": 1}, "batch.micro: 1 row has no variance: model.norm_stats: sync wants more, window does"),
+                                        (window, "batch", {"batch": 1, "micro": 1}, "batch.global: 1 row has no variance"),
+                                        (sync, "batch", {"batch": 1, "micro": 1}, "batch.global: 1 row has no variance"),
+                                        (window, "batch", ramp, "batch.ramp.from: 1 row has no variance"),
                                         ({"norm_groups": 4}, "group", {}, "4 does not divide the 6 of model.hidden"),
                                         ({}, "group", {}, "model.norm_groups")):
             job = mlp(norm, model, **keys)
