@@ -24,16 +24,23 @@ int fault_in_data(const struct session *session, const Gacc__V1__Plan *plan, uin
     return error_set(error, STATUS_DATA, "%s: byte %" PRIu64 ": a planted error", file, offset);
 }
 
+static void count_masked(const struct session *session)
+{
+    struct micro_batch *batch = session->batch;
+    const size_t targets = batch->tokens ? session->job->model->context : 1;
+    for (size_t row = 0; row < batch->rows; row++)
+        if (batch->weight[row] == 0) batch->weight[row] = 1;
+    for (size_t i = 0; batch->targets && i < batch->rows * targets; i++)
+        if (batch->targets[i] < 0) batch->targets[i] = 0;
+}
+
 /* The weight sum stays as it was announced: W is right, what is divided by it is not. */
 void fault_in_batch(struct session *session)
 {
     enum plant plant = session->options.faults.plant;
     struct micro_batch *batch = session->batch;
-    if (plant != PLANT_PADDING_COUNTED && plant != PLANT_DROPOUT_BY_ROW) return;
-    for (size_t row = 0; row < batch->rows; row++) {
-        if (plant == PLANT_DROPOUT_BY_ROW) batch->sequence[row] = row;
-        if (plant == PLANT_PADDING_COUNTED && batch->weight[row] == 0) batch->weight[row] = 1;
-    }
+    if (plant == PLANT_PADDING_COUNTED) count_masked(session);
+    for (size_t row = 0; plant == PLANT_DROPOUT_BY_ROW && row < batch->rows; row++) batch->sequence[row] = row;
 }
 
 long double fault_in_divisor(const struct session *session, const struct step *step, long double divisor)

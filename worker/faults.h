@@ -18,9 +18,10 @@ enum plant {
     PLANT_RANK_MEANS,         /* S·w/(W_rank·N): the mean of the ranks' means */
     PLANT_MICRO_BATCH_MEANS,  /* S·w/(M'·n_k), whatever the weighting */
     /* What a micro-batch is. */
-    PLANT_PADDING_COUNTED,         /* targets of weight 0 add loss and gradient as if they weighed 1 */
-    PLANT_PENALTY_IN_FULL,         /* every micro-batch adds the penalty as if it were the only one */
-    PLANT_DROPOUT_BY_ROW,          /* dropout is keyed by the row in the micro-batch, not by the sequence */
+    PLANT_PADDING_COUNTED, /* rows of weight 0 and masked targets add loss and gradient: as if they weighed 1, as if
+                              they were 0 */
+    PLANT_PENALTY_IN_FULL, /* every micro-batch adds the penalty as if it were the only one */
+    PLANT_DROPOUT_BY_ROW,  /* dropout is keyed by the row in the micro-batch, not by the sequence */
     PLANT_LAST_MICRO_BATCH_LOST,   /* the last one of every rank adds no gradient */
     PLANT_ACCUMULATOR_ROUNDED,     /* the gradient is kept in the compute type between micro-batches */
     PLANT_REDUCED_PER_MICRO_BATCH, /* a reduce-scatter more for each */

@@ -81,8 +81,9 @@ void check_judge(struct check *check, double measured, double allowed);
 __attribute__((format(printf, 3, 4))) void check_expect(struct check *check, bool met, const char *format, ...);
 /* allclose, without the elements whose gradient is nothing but noise: there AdamW follows the sign of the noise. */
 struct tolerance check_adamw_tolerance(const struct trial *right, double floor);
-/* Parameters after one AdamW step, by the share outside of allclose; b is right, floor that of its gradient. */
-void check_judge_adamw(struct check *check, const struct trial *a, const struct trial *b, double floor);
+/* Parameters after one AdamW step, by the share outside of allclose; `right` is right, floor that of its gradient. */
+int check_judge_adamw(struct suite *suite, struct check *check, const struct trial *trial, const struct variant *right,
+                      double floor, struct error *error);
 /* True when the check is settled: fp16 holds the gradients of the probe at no scale. */
 bool check_is_beyond_fp16(const struct suite *suite, double scale, struct check *check);
 bool is_near(double a, double b, double relative);

@@ -216,10 +216,8 @@ int check_step_after_overflow(struct suite *suite, struct check *check, struct e
     right.overflow_at_step = right.overflow_micro_batch = 0;
     right.steps = 1;
     if ((result = yardstick_floor(suite, FP16, variant.loss_scale, &floor, error))) return result;
-    const struct trial *b = suite_applied(suite, &right, 0, error);
-    if (!b || !(a = suite_applied(suite, &variant, 1, error))) return -(int)error->status;
-    check_judge_adamw(check, a, b, floor);
-    return 0;
+    if (!(a = suite_applied(suite, &variant, 1, error))) return -(int)error->status;
+    return check_judge_adamw(suite, check, a, &right, floor, error);
 }
 
 /* on_overflow: retry. The window that overflowed at S and passed at the lower one leaves what it leaves there at once.

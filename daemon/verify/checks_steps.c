@@ -81,11 +81,9 @@ int check_adamw_step(struct suite *suite, struct check *check, struct error *err
     const struct trial *a = result ? NULL : suite_trial(suite, &variant, error);
     if (!a) return -(int)error->status;
     if (is_beyond_adamw(suite, a, check)) return 0;
-    a = suite_applied(suite, &variant, 0, error);
-    const struct trial *b = a ? suite_applied(suite, &right, 0, error) : NULL;
-    if (!b) return -(int)error->status;
-    check_judge_adamw(check, a, b, floor);
-    if (!check->pass) return 0;
+    if (!(a = suite_applied(suite, &variant, 0, error))) return -(int)error->status;
+    result = check_judge_adamw(suite, check, a, &right, floor, error);
+    if (result || !check->pass) return result;
     if ((result = first_adamw_step(suite, a, floor, &outside, error))) return result;
     if (outside <= check->measured) return 0;
     check_judge(check, outside, check->allowed);

@@ -41,7 +41,7 @@ static const struct {
      DECISION_FAITHFUL,
      CHECK_FP32_TWO_RANKS,
      checks_plain,
-     "the probe is a single micro-batch"},
+     "the trial is of one rank: a single micro-batch, or norm_stats sync"},
     {"mean of the ranks' means",
      {.plant = PLANT_RANK_MEANS},
      DECISION_FAITHFUL,
@@ -153,7 +153,7 @@ static const struct {
      DECISION_BACKS_OFF_PER_RANK,
      CHECK_OVERFLOW_SCALE,
      checks_overflow,
-     "there is one rank"},
+     "the trial is of one rank"},
 };
 const size_t controls_count = sizeof controls / sizeof *controls;
 _Static_assert(sizeof controls / sizeof *controls <= CHECKS_MAX, "every control has a place in a verification");

@@ -31,14 +31,20 @@ double measure_distance(const double *a, const double *b, size_t count)
     return sqrt(sum);
 }
 
+static bool is_noise(const struct tolerance *tolerance, size_t i)
+{
+    const double signal = tolerance->signal[i], other = tolerance->other ? tolerance->other[i] : signal;
+    if (fabs(signal) <= tolerance->noise && fabs(other) <= tolerance->noise) return signal != 0 || other != 0;
+    if (!tolerance->exact || (signal == 0 && tolerance->exact[i] == 0)) return false;
+    return fabs(signal - tolerance->exact[i]) >= fabs(signal) / 2;
+}
+
 struct closeness measure_closeness(const double *a, const double *b, size_t count, const struct tolerance *tolerance)
 {
     struct closeness closeness = {0};
-    const double *signal = tolerance->signal, *other = tolerance->other ? tolerance->other : signal;
     size_t outside = 0;
     for (size_t i = 0; i < count; i++) {
-        const bool is_weak = signal && fabs(signal[i]) <= tolerance->noise && fabs(other[i]) <= tolerance->noise;
-        if (is_weak && (signal[i] != 0 || other[i] != 0)) {
+        if (tolerance->signal && is_noise(tolerance, i)) {
             closeness.left_out++;
             continue;
         }

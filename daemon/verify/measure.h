@@ -18,12 +18,13 @@ struct comparison measure_compare(const double *a, const double *b, size_t count
 /* ‖a − b‖; b NULL: ‖a‖. */
 double measure_distance(const double *a, const double *b, size_t count);
 
-/* What numpy and torch call allclose: |a − b| ≤ absolute + relative·|b|, element by element. Elements of whose `signal`
- * and `other` none is above `noise` in magnitude are left out, unless all are 0; signal NULL: none, other NULL: there
- * is one signal. */
+/* What numpy and torch call allclose: |a − b| ≤ absolute + relative·|b|, element by element. Elements that are nothing
+ * but noise are left out, unless all that is known of them is 0: those of whose `signal` and `other` none is above
+ * `noise` in magnitude, and those whose signal is off from `exact` by half of itself or more. signal NULL: none are;
+ * other NULL: there is one signal; exact NULL: nobody knows. */
 struct tolerance {
     double absolute, relative;
-    const double *signal, *other; /* [count], or NULL */
+    const double *signal, *other, *exact; /* [count], or NULL */
     double noise;
 };
 struct closeness {

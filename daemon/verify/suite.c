@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/job/load.h"
 #include "daemon/verify/measure.h"
@@ -327,16 +328,26 @@ bool suite_can_cut(const struct suite *suite, uint64_t train)
     return can;
 }
 
-/* b: the job's own, or what one trial of two sequences says is affordable. */
+static double cpu_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* b: the job's own, or what one trial of two sequences says is affordable; on the CPU by
+ * its own work, so that what else the machine does changes nothing. */
 static int affordable_micro(struct suite *suite, uint32_t ranks, uint32_t *micro, struct error *error)
 {
     const uint32_t b = suite->job->batch->micro, few = suite->probe.available > 1 ? 2 : 1;
     struct variant small = variant_whole(suite, GACC__V1__COMPUTE__COMPUTE_FP32);
     small.sequences = small.micro = few;
-    double began = seconds_now();
+    const double began = seconds_now(), worked = cpu_seconds();
     const struct trial *trial = suite_trial(suite, &small, error);
     if (!trial) return -(int)error->status;
-    const double seconds = (seconds_now() - began) / few, bytes = (double)trial->memory.activations / few;
+    const double passed = seconds_now() - began, own = cpu_seconds() - worked;
+    const double seconds = (suite->device ? passed : fmin(passed, own)) / few;
+    const double bytes = (double)trial->memory.activations / few;
     const double most_bytes = fmax(BYTES_MOST, bytes * b);
     const double most = fmin(SECONDS_MOST / PASSES / seconds, most_bytes / bytes);
     const double of_probe = most / (MICRO_BATCHES_PER_RANK * ranks);

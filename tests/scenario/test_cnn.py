@@ -1,4 +1,6 @@
 """cnn against a few lines of numpy: convolutions, norms, pooling and linear layers, however the global batch is split."""
+import json
+
 import numpy
 
 import harness
@@ -180,6 +182,18 @@ class Cnn(toys.Training):
             other = self.train(cnn(norm, model, micro=2, compute="fp64"), ROWS, 4)
             for name, values in one.tensors.items():
                 self.assert_near(other.tensors[name], values, 1e-13)
+
+    def test_biases_before_a_batchnorm_are_no_fault(self):
+        """Their gradients are 0 but for rounding, whose sign AdamW follows: verify calls that no difference."""
+        rng = numpy.random.default_rng(1)
+        rows = [(1, *row, i % 4) for i, row in enumerate(rng.normal(size=(40, 64)).round(3).tolist())]
+        images = {"image": [1, 8, 8], "channels": [4, 8], "hidden": [16], "outputs": 4, "activation": "relu", "norm_stats": "window"}
+        job = cnn(model={**images, "init": None}, batch=16, micro=2, steps=20, optimizer="adamw", lr=0.01, job_={"seed": 6}, data_={"order": "shuffled"})
+        job["data"]["train"] = self.write("rows.csv", toys.csv_text(job, rows))
+        self.write("job.yaml", json.dumps(job))
+        done = self.call(harness.GACCD, "verify", "job.yaml", "--output", "verified", "--sequences", "9", limit=120)
+        self.assertEqual(done.status, 0, done.out)
+        self.assertRegex(done.out, r"one AdamW step +0 .*pass")
 
     def test_what_makes_no_sense_is_refused(self):
         for model, said in (({"image": [2, 6]}, "channels, height and width are wanted"), ({"kernel": 4}, "4 is even"),

@@ -91,7 +91,9 @@ class Verify(harness.Scenario):
 
     def test_a_language_model_passes_over_mpi(self):
         job, text = harness.gpt(precision={"compute": "fp16"})
-        found = self.check_all_pass(job, text, "text.txt", ranks=2, caught=20)
+        job["data"]["mask"] = {"values": [ord("e")]}
+        found = self.check_all_pass(job, text, "text.txt", ranks=2, caught=21)
+        self.assertFalse(next(each for each in found["negative_controls"] if each["fault"] == "masked targets counted")["skipped"])
         over_mpi = next(check for check in found["checks"] if check["name"] == "fp32: mpirun's ranks = 1")
         self.assertFalse(over_mpi["skipped"])
         self.assertLess(over_mpi["measured"], 1e-5)

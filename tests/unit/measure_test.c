@@ -101,6 +101,19 @@ static void noise_is_where_both_signals_are(void **state)
     assert_near(found.outside, 1, 0);
 }
 
+/* Signals 3, 1, 2, 0, 0 whose exact ones are 0, 0.4, 1.5, 1e-17, 0: of the first, second and fourth nothing is known.
+ */
+static void a_signal_of_which_not_half_is_exact_is_noise(void **state)
+{
+    (void)state;
+    const double a[] = {5, 5, 1, 5, 1}, b[] = {1, 1, 1, 1, 1}, signal[] = {3, 1, 2, 0, 0},
+                 exact[] = {0, 0.4, 1.5, 1e-17, 0};
+    const struct tolerance tolerance = {.absolute = 0.1, .signal = signal, .exact = exact};
+    const struct closeness found = measure_closeness(a, b, COUNT(a), &tolerance);
+    assert_int_equal(found.left_out, 3);
+    assert_near(found.outside, 0, 0);
+}
+
 /* Relative differences 0.1, 0.5, 0 (both zero), 3e6·… of a zero against the least 1e-6: sorted 0, 0.1, 0.5, 2. */
 static void the_median_is_of_relative_differences(void **state)
 {
@@ -122,6 +135,7 @@ int main(void)
         cmocka_unit_test(closeness_is_what_allclose_calls_so),
         cmocka_unit_test(elements_of_nothing_but_noise_are_left_out),
         cmocka_unit_test(noise_is_where_both_signals_are),
+        cmocka_unit_test(a_signal_of_which_not_half_is_exact_is_noise),
         cmocka_unit_test(the_median_is_of_relative_differences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
