@@ -110,6 +110,7 @@ static void weigh_warnings(struct conductor *c, const struct verdict *verdict, f
         .backed_off = dynamic && c->scale.scale < scale_before,
         .grew = dynamic && c->scale.scale > scale_before,
         .at_minimum = dynamic && loss_scale_at_minimum(&c->scale, &c->rules.scale),
+        .vanished = c->rules.has_scaler && verdict->kind == VERDICT_IS_APPLY && verdict->grad_norm_scaled == 0,
         .clips = c->rules.clip_norm > 0,
         .clipped = verdict->clip_coefficient < 1,
     };
@@ -195,10 +196,11 @@ static void compare_parameters(struct conductor *c)
 }
 
 /* The step's window once more, at the scale that its overflow left; as long as it lasts, nothing but the scale has
- * moved. */
+ * moved. Not where the loss, which knows no scale, is not finite: it would not be at any other. */
 static bool retries(struct conductor *c, const struct verdict *verdict)
 {
     if (verdict->kind != VERDICT_IS_SKIP || verdict->norm_overflows || !c->rules.has_scaler) return false;
+    if (!isfinite(verdict->loss)) return false;
     if (!loss_scale_retry(&c->scale, &c->rules.scale, c->retries)) return false;
     c->retries++;
     c->window.scale = (double)c->scale.scale;

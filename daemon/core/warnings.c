@@ -7,6 +7,8 @@ static const struct {
 } table[WARNINGS] = {
     [WARNING_SKIP_RATE] = {"skip_rate", "more than 5 % of the last 200 steps were skipped"},
     [WARNING_SCALE_AT_MINIMUM] = {"scale_at_minimum", "the loss scale lies at its minimum and cannot fall further"},
+    [WARNING_GRADIENT_VANISHED] = {"gradient_vanished",
+                                   "the gradient of an optimizer step is 0: the loss scale is too low for it in fp16"},
     [WARNING_SCALE_SAW_TOOTH] = {"scale_saw_tooth",
                                  "the loss scale backed off more than 3 times per growth over the last 200 steps"},
     [WARNING_CLIP_ALWAYS] = {"clip_always", "clipping bound on more than 95 % of the last 200 optimizer steps"},
@@ -75,6 +77,7 @@ uint32_t warnings_update(struct warnings *warnings, const struct warnings_step *
     bool holds[WARNINGS] = {
         [WARNING_SKIP_RATE] = attempts[WARNINGS_SKIPPED] * 20 > WARNINGS_WINDOW,
         [WARNING_SCALE_AT_MINIMUM] = step->at_minimum,
+        [WARNING_GRADIENT_VANISHED] = step->vanished,
         [WARNING_SCALE_SAW_TOOTH] =
             attempts[WARNINGS_GREW] > 0 && attempts[WARNINGS_BACKED_OFF] > 3 * attempts[WARNINGS_GREW],
         [WARNING_CLIP_ALWAYS] = full && clipped * 20 > WARNINGS_WINDOW * 19,

@@ -1,7 +1,7 @@
 /*
- * What deserves a look in the steps of late, pure: too many skips, a loss scale that lies at its minimum or saw-teeth,
- * a clip limit that always or never binds. Windows are of WARNINGS_WINDOW steps; each warning is given at most once in
- * as many.
+ * What deserves a look in the steps of late, pure: too many skips, a loss scale that lies at its minimum, saw-teeth
+ * or leaves nothing of a gradient, a clip limit that always or never binds. Windows are of WARNINGS_WINDOW steps; each
+ * warning is given at most once in as many.
  */
 #ifndef GACC_WARNINGS_H
 #define GACC_WARNINGS_H
@@ -14,10 +14,11 @@
 enum warning {
     WARNING_SKIP_RATE, /* more than 5 % of the last attempts were skips (more than 10 when there were fewer than the
                           window) */
-    WARNING_SCALE_AT_MINIMUM, /* an overflow could not lower S further */
-    WARNING_SCALE_SAW_TOOTH,  /* more than 3 backoffs per growth in the last attempts */
-    WARNING_CLIP_ALWAYS,      /* clipping bound on more than 95 % of the last applied steps */
-    WARNING_CLIP_NEVER,       /* … on none of them */
+    WARNING_SCALE_AT_MINIMUM,  /* an overflow could not lower S further */
+    WARNING_GRADIENT_VANISHED, /* a step was applied whose gradient S did not keep from being 0 */
+    WARNING_SCALE_SAW_TOOTH,   /* more than 3 backoffs per growth in the last attempts */
+    WARNING_CLIP_ALWAYS,       /* clipping bound on more than 95 % of the last applied steps */
+    WARNING_CLIP_NEVER,        /* … on none of them */
     WARNINGS,
 };
 
@@ -26,6 +27,7 @@ struct warnings_step {
     bool applied, skipped;
     bool backed_off, grew; /* S */
     bool at_minimum;       /* S, of the next window; false without a dynamic scale */
+    bool vanished;         /* the gradient of an applied step, in fp16, is 0 */
     bool clips, clipped;   /* the job has a limit; it bound in this step */
 };
 

@@ -5,6 +5,7 @@ import toys
 from toys import tape
 
 INF = float("inf")
+BEYOND = 2.0**17  # of fp16, at every S from 1 on, though finite
 
 
 def retry(initial, **keys):
@@ -28,21 +29,35 @@ class Retry(toys.Training):
 
     def test_what_stays_infinite_is_skipped_behind_the_limit(self):
         """16 → 8 → 4 → 2 in three retries, and 1 by the skip; the next window is tried anew."""
-        out = self.train(tape(compute="fp16", scale=retry(16, retries=3)), [INF, 1])
+        out = self.train(tape(compute="fp16", scale=retry(16, retries=3)), [BEYOND, 1])
         self.assertEqual((out.verdicts(), out.column("retries")), ("SA", [3, 0]))
         self.assertEqual((out.column("loss_scale"), out.column("loss_scale_next")), ([2, 1], [1, 1]))
         self.assertEqual(out.steps[0]["nonfinite"]["tensor"], "weight")
 
+    def test_what_no_scale_changes_is_not_tried_again(self):
+        """A loss that is not finite: of the data, or because the forward pass leaves fp16. S falls once, as by any skip."""
+        out = self.train(tape(compute="fp16", scale=retry(16)), [INF, 1])
+        self.assertEqual((out.verdicts(), out.column("retries"), out.column("loss_scale_next")), ("SA", [0, 0], [8, 8]))
+        job = toys.job_of({"type": "mlp", "inputs": 1, "hidden": [2], "outputs": 1, "loss": "mse"}, compute="fp16", scale=retry(16))
+        out = self.train(job, [(1, 70000, 0), (1, 1, 0)])
+        self.assertEqual((out.verdicts(), out.column("retries"), out.column("loss_scale_next")), ("SA", [0, 0], [8, 8]))
+
+    def test_a_gradient_that_the_scale_does_not_keep_is_told(self):
+        """fp16 has nothing between 0 and 2⁻²⁴: 2⁻²⁰ at S = 1 is there, 2⁻³⁰ is not."""
+        out = self.train(tape(compute="fp16", scale=1), [2**-20, 2**-30, 2**-30])
+        self.assertEqual((out.verdicts(), out.column("grad_norm")), ("AAA", [2**-20, 0, 0]))
+        self.assertEqual([event["step"] for event in out.events if event["event"] == "gradient_vanished"], [2])
+
     def test_a_scale_that_does_not_fall_is_no_reason_to_try_again(self):
         """At its minimum, and while hysteresis holds it; there the overflow is counted once."""
-        out = self.train(tape(compute="fp16", scale=retry(4, minimum=2)), [INF, INF, 1])
+        out = self.train(tape(compute="fp16", scale=retry(4, minimum=2)), [BEYOND, BEYOND, 1])
         self.assertEqual((out.verdicts(), out.column("retries"), out.column("loss_scale")), ("SSA", [1, 0, 0], [2, 2, 2]))
-        out = self.train(tape(compute="fp16", scale=retry(4, profile="megatron", hysteresis=2)), [INF, INF, 1])
+        out = self.train(tape(compute="fp16", scale=retry(4, profile="megatron", hysteresis=2)), [BEYOND, BEYOND, 1])
         self.assertEqual((out.verdicts(), out.column("retries")), ("SSA", [0, 2, 0]))
         self.assertEqual((out.column("loss_scale"), out.column("loss_scale_next")), ([4, 1, 1], [4, 1, 1]))
 
     def test_an_end_by_numerics_comes_as_without_it(self):
-        out = self.train(tape(compute="fp16", scale=retry(4, minimum=1, stop_after=2)), 5 * [INF], expect=76)
+        out = self.train(tape(compute="fp16", scale=retry(4, minimum=1, stop_after=2)), 5 * [BEYOND], expect=76)
         self.assertEqual((out.verdicts(), out.column("retries"), out.column("loss_scale")), ("SF", [2, 0], [1, 1]))
 
     def test_dropout_and_ragged_shares_are_those_of_a_run_at_the_final_scale(self):
