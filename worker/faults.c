@@ -142,14 +142,16 @@ static int flip_a_bit(struct session *session, struct error *error)
     return result;
 }
 
+int fault_in_accumulator(struct session *session, struct error *error)
+{
+    return session->options.faults.plant == PLANT_ACCUMULATOR_ROUNDED ? round_accumulator(session, error) : 0;
+}
+
 int fault_after_micro_batch(struct session *session, const struct step *step, uint32_t k, struct error *error)
 {
     const struct faults *faults = &session->options.faults;
-    int result = 0;
-    if (faults->plant == PLANT_ACCUMULATOR_ROUNDED) result = round_accumulator(session, error);
     const bool writes = faults->parameter_write_at_step == step->plan->step && faults->rank == session->comm->rank;
-    if (!result && writes && k == 0) result = flip_a_bit(session, error); /* once: twice would be as if never */
-    return result;
+    return writes && k == 0 ? flip_a_bit(session, error) : 0; /* once: twice would be as if never */
 }
 
 /* As many as the busiest rank has micro-batches, so that all ranks meet. */

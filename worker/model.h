@@ -202,6 +202,8 @@ struct window_passes {
     bool (*open)(void *context, uint32_t k, struct pass *pass);
     /* The k-th has added its loss. */
     void (*done)(void *context, uint32_t k);
+    /* Some gradients have been added to by one of them, which comes more than once; NULL: nobody wants to know. */
+    void (*added)(void *context);
 };
 /* Forward and backward of all of them. Sets are completed over all ranks, each of which calls it, with as many passes
  * as it has; `statistics` is that of the passes. */

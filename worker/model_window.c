@@ -201,6 +201,7 @@ static void backward_all(const struct run *run, size_t segment, uint32_t held)
         if (is_last || k != held) forward(run, &pass, segment, k);
         backward(run, &pass, segment, k);
         if (is_last) run->passes->done(run->passes->context, k);
+        if (run->passes->added) run->passes->added(run->passes->context);
     }
     if (set) statistics_settle_sums(run->statistics, set);
 }

@@ -72,6 +72,7 @@ static int open_data(struct session *session, struct error *error)
     struct data_shape shape;
     data_shape_of(session->job->model, &shape);
     int result = data_open(&session->train, session->job->data, 't', &shape, error);
+    if (!result && session->options.train_most) data_keep_first(session->train, session->options.train_most);
     if (!result) result = data_open(&session->validation, session->job->data, 'v', &shape, error);
     if (!result) result = micro_batch_open(&session->batch, &shape, session->job->batch->micro, error);
     return result;

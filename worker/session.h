@@ -84,6 +84,7 @@ struct session_options {
     struct faults faults;
     struct observer *observer; /* NULL: nobody; borrowed */
     bool reference;            /* the reference kernels, on the CPU: of fp64 only, others are refused (70) */
+    uint64_t train_most;       /* every epoch is so many sequences, those with which the first begins; 0: all */
     bool reversed;             /* every global batch is read from its end: the same sums, added up otherwise */
 };
 

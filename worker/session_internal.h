@@ -231,6 +231,7 @@ void fault_in_penalty(struct session *session, const struct step *step);
 double fault_in_scale(const struct session *session, const struct step *step);
 void fault_in_recomputation(const struct session *session, struct pass *pass);
 bool fault_loses_backward(const struct session *session, const struct step *step);
+int fault_in_accumulator(struct session *session, struct error *error);
 int fault_after_micro_batch(struct session *session, const struct step *step, uint32_t k, struct error *error);
 int fault_after_window(struct session *session, const struct step *step, struct error *error);
 bool fault_misses_reduction(const struct session *session, const struct step *step);

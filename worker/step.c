@@ -153,11 +153,17 @@ static void staged_done(void *context, uint32_t k)
     if (!staged->error.status) fault_after_micro_batch(staged->session, staged->step, k, &staged->error);
 }
 
+static void staged_added(void *context)
+{
+    struct staged *staged = context;
+    if (!staged->error.status) fault_in_accumulator(staged->session, &staged->error);
+}
+
 /* All of the window's micro-batches together; a rank that cannot take part has none, so that no other waits for it. */
 static int accumulate_by_stages(struct session *session, struct step *step, struct error *error)
 {
     struct staged staged = {.session = session, .step = step, .clock = step->started};
-    struct window_passes passes = {session->machine.micro_batches, &staged, open_staged, staged_done};
+    struct window_passes passes = {session->machine.micro_batches, &staged, open_staged, staged_done, staged_added};
     struct error no_room = {0};
     int result = overlap_settle(session, error);
     if (!result && session_window_room(session, passes.count, &no_room)) fail_locally(session, &no_room);
@@ -206,7 +212,8 @@ static int accumulate_one_by_one(struct session *session, struct step *step, str
             running_stand_by(session);
         if (!result) result = step_state_micro_batch_done(&session->machine, error);
         if (result) return result;
-        result = fault_after_micro_batch(session, step, k, error);
+        result = fault_in_accumulator(session, error);
+        if (!result) result = fault_after_micro_batch(session, step, k, error);
         if (result) return result;
         comm_progress(session->comm); /* of the last step's all-gather */
         clock_lap(&clock, &step->seconds.compute);

@@ -28,11 +28,12 @@ int check_running_statistics(struct suite *suite, struct check *check, struct er
     const struct trial *a = suite_applied(suite, &split, 0, error),
                        *b = a ? suite_applied(suite, &one, 0, error) : NULL;
     if (!b) return -(int)error->status;
-    const bool moves = model->norm_stats != GACC__V1__NORM_STATS__NORM_STATS_FROZEN;
-    double furthest = 0, moved = 0;
     uint64_t begin, end;
     int result = find_first(suite, &begin, &end, error);
     if (result) return result;
+    if (begin == end) return check_skip(check, "the model has no hidden layer, and so no BatchNorm");
+    const bool moves = model->norm_stats != GACC__V1__NORM_STATS__NORM_STATS_FROZEN;
+    double furthest = 0, moved = 0;
     for (uint64_t i = begin; i < end; i++) {
         moved = fmax(moved, fabs(b->running[i] - b->before[i]));
         furthest = fmax(furthest, fabs(a->running[i] - b->running[i]));

@@ -56,6 +56,17 @@ struct closeness measure_closeness(const double *a, const double *b, size_t coun
     return closeness;
 }
 
+size_t measure_longer(const double *a, size_t count, int digits)
+{
+    size_t longer = 0;
+    int exponent;
+    for (size_t i = 0; i < count; i++) {
+        const double shifted = ldexp(frexp(a[i], &exponent), digits);
+        longer += shifted < trunc(shifted) || shifted > trunc(shifted);
+    }
+    return longer;
+}
+
 static int ascending(const void *left, const void *right)
 {
     double a = *(const double *)left, b = *(const double *)right;

@@ -34,6 +34,9 @@ struct closeness {
 };
 struct closeness measure_closeness(const double *a, const double *b, size_t count, const struct tolerance *tolerance);
 
+/* How many of them need more than so many binary digits. */
+size_t measure_longer(const double *a, size_t count, int digits);
+
 /* The median of |a − b| / max(|b|, least), least > 0: zeros in b do not divide by zero, and two zeros differ by 0. Of
  * an even number of elements the lower of the two in the middle, as torch has it. NaN of no element or without memory.
  */

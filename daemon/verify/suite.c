@@ -108,20 +108,6 @@ static int set_precision(Gacc__V1__PrecisionSection *precision, const struct var
     return 0;
 }
 
-static void set_data(Gacc__V1__DataSection *data, const struct variant *variant, const struct probe *probe)
-{
-    if (variant->train == 0) return;
-    data->order = GACC__V1__ORDER__ORDER_SEQUENTIAL;
-    data->n_mix = 0; /* which sequences they are is told by the cut */
-    if (variant->train >= probe->available) return;
-    const double kept = data->validation_fraction > 0 ? 1 - data->validation_fraction : 1;
-    data->validation_fraction = 1 - kept * ((double)variant->train + 0.5) / (double)probe->available;
-    for (size_t i = 0; i < data->n_validation; i++) free(data->validation[i]);
-    free((void *)data->validation);
-    data->n_validation = 0;
-    data->validation = NULL;
-}
-
 /* Every tensor by name, its values taken from the flat [P] array. */
 static int set_initial(Gacc__V1__ModelSection *spec, const double *values, struct error *error)
 {
@@ -227,7 +213,6 @@ static int make_job(struct suite *suite, const struct variant *variant, Gacc__V1
     job->model->lora_stirred = job->model->lora_rank > 0;
     if (variant->keeps_activations) job->recompute = GACC__V1__RECOMPUTE__RECOMPUTE_NONE;
     set_optimizers(job, variant);
-    set_data(job->data, variant, &suite->probe);
     int result = set_precision(job->precision, variant, error);
     const bool moves = variant->shift != 0 || variant->stir != 0 || variant->bits != 0;
     return !result && moves ? set_moved(suite, job->model, variant, error) : result;
@@ -251,6 +236,7 @@ static int run(struct suite *suite, const struct variant *variant, struct trial 
         .launcher = variant->ranks == RANKS_OF_LAUNCHER ? suite->launcher : NULL,
         .device = suite->device,
         .steps = variant->steps,
+        .train = variant->train,
         .reference = variant->reference,
         .reversed = variant->reversed,
         .faults = suite->faults,
@@ -315,17 +301,23 @@ static int count_sequences(const Gacc__V1__JobSpec *job, uint64_t *count, struct
     return 0;
 }
 
-bool suite_can_cut(const struct suite *suite, uint64_t train)
+/* A batch without any weight has neither loss nor gradient to be looked at. */
+static int check_weight(const struct suite *suite, struct error *error)
 {
-    Gacc__V1__JobSpec *job = message_copy(&suite->job->base);
-    const struct variant variant = {.train = train};
-    uint64_t count = 0;
-    if (!job) return false;
-    set_data(job->data, &variant, &suite->probe);
-    struct error unused;
-    bool can = !count_sequences(job, &count, &unused) && count == train;
-    gacc__v1__job_spec__free_unpacked(job, NULL);
-    return can;
+    struct data_shape shape;
+    struct data *data;
+    double weight = 0;
+    data_shape_of(suite->job->model, &shape);
+    int result = data_open(&data, suite->job->data, 't', &shape, error);
+    if (result) return result;
+    for (uint64_t i = 0; i < suite->probe.sequences; i++)
+        weight += data_weight(data, data_sequence_at(data, suite->job->job->seed, 0, i));
+    data_close(data);
+    if (weight > 0) return 0;
+    return error_set(error, STATUS_DATA,
+                     "data.train: none of the first %" PRIu32 " sequences, in the job's order, has weight: there is "
+                     "nothing to verify (--sequences n takes more)",
+                     suite->probe.sequences);
 }
 
 static double cpu_seconds(void)
@@ -390,7 +382,7 @@ static int choose_probe(struct suite *suite, uint64_t sequences, struct error *e
     if (!sequences) sequences = (uint64_t)MICRO_BATCHES_PER_RANK * micro * ranks + 1;
     probe->sequences = (uint32_t)(sequences < probe->available ? sequences : probe->available);
     probe->micro = ragged_micro(probe->sequences, micro, ranks > 2 ? ranks : 2);
-    return 0;
+    return check_weight(suite, error);
 }
 
 int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device,

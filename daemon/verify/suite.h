@@ -30,7 +30,7 @@ struct variant {
     double loss_scale;          /* fp16 */
     double shift;               /* the initial parameters are moved so far along the gradient of the probe in fp64 */
     double stir;                /* before that each by up to so much, this way or that */
-    uint64_t train; /* the train set ends after so many sequences and is read in order; 0: as the job has it */
+    uint64_t train;             /* every epoch is so many sequences, those with which the first begins; 0: all */
     uint64_t steps;
     uint64_t rounded;                                /* 0 or 1: gradients travel as bf16 */
     uint64_t retries;                                /* 0: an overflow is skipped; else it passes at a lower S */
@@ -75,9 +75,6 @@ void suite_close(struct suite *suite);
 
 /* One trial as the variant says. Valid until SUITE_TRIALS others were asked for. NULL with *error. */
 const struct trial *suite_trial(struct suite *suite, const struct variant *variant, struct error *error);
-
-/* Whether the train set can be made to end after so many sequences, as variant.train does. */
-bool suite_can_cut(const struct suite *suite, uint64_t train);
 
 /* The probe as one micro-batch of one rank, or as the probe's micro-batches over some ranks; one step. */
 struct variant variant_whole(const struct suite *suite, Gacc__V1__Compute type);

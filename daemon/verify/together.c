@@ -4,7 +4,7 @@
 
 /* What a trial is, without pointers. job_bytes 0: it is over. The packed job follows. */
 struct call {
-    uint64_t job_bytes, steps;
+    uint64_t job_bytes, steps, train;
     struct faults faults;
     enum decision_fault decision_fault;
     bool reference, reversed;
@@ -15,6 +15,7 @@ int together_run(struct trial *trial, const struct trial_spec *spec, struct erro
     struct call call = {
         .job_bytes = gacc__v1__job_spec__get_packed_size(spec->job),
         .steps = spec->steps,
+        .train = spec->train,
         .faults = spec->faults,
         .decision_fault = spec->decision_fault,
         .reference = spec->reference,
@@ -49,6 +50,7 @@ static int take_part(struct comm *comm, const struct device *device, const struc
         .launcher = comm,
         .device = device,
         .steps = call->steps,
+        .train = call->train,
         .reference = call->reference,
         .reversed = call->reversed,
         .faults = call->faults,

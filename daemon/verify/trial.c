@@ -152,6 +152,7 @@ static int open_session(struct rank *rank, struct error *error)
         .faults = spec->faults,
         .observer = &rank->observer,
         .reference = spec->reference,
+        .train_most = spec->train,
         .reversed = spec->reversed,
         .device = spec->device,
         .staged = !spec->launcher,

@@ -35,6 +35,7 @@ struct trial_spec {
     const struct device *device;  /* NULL: the CPU; of the reference it always is; borrowed */
     uint64_t steps;               /* attempts, at most TRIAL_STEPS_MAX */
     bool reference;               /* kernels/reference; the job's precision must be fp64 */
+    uint64_t train;               /* every epoch is so many sequences, those with which the first begins; 0: all */
     bool reversed;        /* the sequences of every global batch in reverse order: the same sum, added up otherwise */
     struct faults faults; /* worker/session.h */
     enum decision_fault decision_fault;

@@ -159,8 +159,10 @@ static void run(const struct model *model, const Gacc__V1__ModelSection *spec, c
         double *to = put(output, "gradient/", tensor);
         for (size_t i = 0; i < tensor->size; i++) to[i] = wide_at(gradients, wide_type, tensor->begin + i);
     }
-    *put(output, "loss", &(struct tensor){.dimensions = 1, .shape = {1}}) = loss * averaging;
-    struct tensor tokens = {.dimensions = 2, .shape = {rows, spec->context}};
+    static const struct tensor one = {.dimensions = 1, .shape = {1}};
+    static struct tensor tokens; /* what is written points to it */
+    tokens = (struct tensor){.dimensions = 2, .shape = {rows, spec->context}};
+    *put(output, "loss", &one) = loss * averaging;
     double *inputs = put(output, "tokens", &tokens), *targets = put(output, "targets", &tokens);
     for (size_t i = 0; i < rows * spec->context; i++) {
         inputs[i] = batch->tokens[i];

@@ -173,7 +173,7 @@ static void done(void *context, uint32_t k)
 static double run_by_stages(struct trial *trial, double averaging)
 {
     struct window window = {trial, trial->rounded, averaging, 0};
-    const struct window_passes passes = {4, &window, open_pass, done};
+    const struct window_passes passes = {4, &window, open_pass, done, NULL};
     struct window_memory *memory;
     assert_int_equal(window_memory_open(&memory, trial->model, trial->kernels, 4, 3, NULL), 0);
     statistics_begin(trial->statistics);
@@ -259,7 +259,7 @@ static void a_window_goes_back_to_the_first_stage_that_is_trained(void **state)
         trial_pass(&small, 0, 0);
         struct window_memory *memory;
         struct window window = {&small, small.rounded, 0.125, 0};
-        const struct window_passes passes = {4, &window, open_pass, done};
+        const struct window_passes passes = {4, &window, open_pass, done, NULL};
         model_freeze(small.model, frozen);
         for (size_t i = 0; i < small.model->table.count; i++) /* where trial_pass has put them all */
             small.model->table.tensors[i].at = small.model->table.tensors[i].begin;

@@ -151,13 +151,14 @@ int data_open(struct data **out, const Gacc__V1__DataSection *spec, char part, c
 
 uint64_t data_sequence_at(const struct data *data, uint64_t seed, uint64_t epoch, uint64_t position)
 {
+    if (data->kept) epoch = 0;
     if (!data->slots) return order_sequence(data->order, seed, epoch, data->sequences, position);
     return order_mixed(data->order, seed, epoch, data->files, data->first, data->slots, position);
 }
 
 uint64_t data_sequences(const struct data *data)
 {
-    return data->sequences;
+    return data->kept ? data->kept : data->sequences;
 }
 
 double data_weight(const struct data *data, uint64_t sequence)
@@ -215,6 +216,11 @@ size_t data_file_of(const struct data *data, uint64_t sequence)
             high = middle;
     }
     return low;
+}
+
+void data_keep_first(struct data *data, uint64_t sequences)
+{
+    if (sequences < data->sequences) data->kept = sequences;
 }
 
 bool data_reads_by_class(const struct data *data)

@@ -71,6 +71,8 @@ uint64_t data_sequences(const struct data *data);
 uint64_t data_sequence_at(const struct data *data, uint64_t seed, uint64_t epoch, uint64_t position);
 /* Σ of the weights of a sequence's targets. */
 double data_weight(const struct data *data, uint64_t sequence);
+/* From now on an epoch has so many sequences, if there are as many: the first of the first epoch, in each. */
+void data_keep_first(struct data *data, uint64_t sequences);
 /* Whether rows with the same label follow each other as an epoch reads them, in order SEQUENTIAL (labels.h); false
  * where there are no classes, and in any other order. */
 bool data_reads_by_class(const struct data *data);

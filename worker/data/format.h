@@ -49,6 +49,7 @@ struct data {
     const struct data_class *class;
     struct data_shape shape;
     uint64_t sequences;
+    uint64_t kept; /* of the first epoch, in every one; 0: all */
     size_t files;
     uint64_t *first; /* [files + 1] the first sequence of each file of the part, at the end the number of all */
     Gacc__V1__Order order;
