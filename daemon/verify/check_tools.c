@@ -8,7 +8,6 @@
 #define ADAMW_OUTSIDE 1e-3 /* 99.9 % within */
 #define SCALE_TRIES 16
 #define SCALE_STEP 4
-#define SCALE_MARGIN 16 /* other batches have larger gradients, and the scale grows */
 
 /* ---- what a check says ---- */
 

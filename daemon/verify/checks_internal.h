@@ -29,9 +29,10 @@
 #define FP32_RATIO 1e-3
 
 #define ADAMW_RATE 1e-3
-#define WARMUP 3   /* lr of the first steps: 1/4, 2/4, 3/4 */
-#define MOVED 0.1  /* of the parameters' norm, by one SGD step */
-#define EXACT 1e-6 /* numbers that are worked out in fp64 from the same fp32 ones */
+#define WARMUP 3        /* lr of the first steps: 1/4, 2/4, 3/4 */
+#define MOVED 0.1       /* of the parameters' norm, by one SGD step */
+#define SCALE_MARGIN 16 /* other batches have larger gradients, and the scale grows */
+#define EXACT 1e-6      /* numbers that are worked out in fp64 from the same fp32 ones */
 
 /* A check runs trials and fills in the rest of *check. Negative: a trial could not be run, or a step that has to be
  * applied was not; *error says why. */
