@@ -106,9 +106,9 @@ static void noise_is_where_both_signals_are(void **state)
 static void a_signal_of_which_not_half_is_exact_is_noise(void **state)
 {
     (void)state;
-    const double a[] = {5, 5, 1, 5, 1}, b[] = {1, 1, 1, 1, 1}, signal[] = {3, 1, 2, 0, 0},
+    const double a[] = {5, 5, 1, 5, 1}, b[] = {1, 1, 1, 1, 1}, signal[] = {3, 1, 2, 0, 0}, other[] = {3, 1, 2, 4, 0},
                  exact[] = {0, 0.4, 1.5, 1e-17, 0};
-    const struct tolerance tolerance = {.absolute = 0.1, .signal = signal, .exact = exact};
+    const struct tolerance tolerance = {.absolute = 0.1, .signal = signal, .other = other, .exact = exact};
     const struct closeness found = measure_closeness(a, b, COUNT(a), &tolerance);
     assert_int_equal(found.left_out, 3);
     assert_near(found.outside, 0, 0);

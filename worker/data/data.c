@@ -220,7 +220,7 @@ size_t data_file_of(const struct data *data, uint64_t sequence)
 
 void data_keep_first(struct data *data, uint64_t sequences)
 {
-    if (sequences < data->sequences) data->kept = sequences;
+    data->kept = sequences < data->sequences ? sequences : data->sequences;
 }
 
 bool data_reads_by_class(const struct data *data)
