@@ -1,5 +1,12 @@
 #include "daemon/checkpoint/inspect.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "daemon/checkpoint/manifest.h"
 #include "daemon/checkpoint/store.h"
 #include "daemon/hex.h"
@@ -60,9 +67,61 @@ static void add_manifest(struct facts *facts, const char *directory, const struc
     facts_add(facts, "sound", json_true());
 }
 
+/* ---- what is no checkpoint ---- */
+
+#define FOLDER "checkpoints"
+
+/* What there is to inspect below a directory: "a, b". */
+struct things {
+    char text[2 * PATH_MAX];
+    size_t used;
+};
+
+__attribute__((format(printf, 2, 3))) static void things_try(struct things *things, const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(path, sizeof path, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length >= sizeof path || access(path, R_OK)) return;
+    if (things->used + (size_t)length + sizeof ", " > sizeof things->text) return;
+    things->used += (size_t)sprintf(things->text + things->used, "%s%s", things->used ? ", " : "", path);
+}
+
+/* The run directory whose folder of checkpoints it is: RUN of RUN/checkpoints; false: it is none. */
+static bool run_of_folder(const char *directory, char run[PATH_MAX])
+{
+    if (snprintf(run, PATH_MAX, "%s%s", strchr(directory, '/') ? "" : "./", directory) >= PATH_MAX) return false;
+    char *slash = strrchr(run, '/');
+    if (strcmp(slash + 1, FOLDER) != 0) return false;
+    slash[slash == run] = '\0';
+    return true;
+}
+
+static int refuse(const char *path, struct error *error)
+{
+    char directory[PATH_MAX], run[PATH_MAX], newest[STORE_NAME_MAX + 1];
+    struct things things = {.used = 0};
+    snprintf(directory, sizeof directory, "%s", path);
+    for (size_t end = strlen(directory); end > 1 && directory[end - 1] == '/'; end--) directory[end - 1] = '\0';
+    const bool is_folder = run_of_folder(directory, run);
+    store_newest(is_folder ? run : directory, newest);
+    if (*newest) things_try(&things, "%s%s/%s", directory, is_folder ? "" : "/" FOLDER, newest);
+    static const char *const files[] = {"model.safetensors", "adapter_model.safetensors", "final/model.safetensors",
+                                        "final/adapter/adapter_model.safetensors"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) things_try(&things, "%s/%s", directory, files[i]);
+    return error_set(error, STATUS_MISSING, "%s: has no %s, so it is no whole checkpoint%s%s", path, MANIFEST_NAME,
+                     things.used ? "; try " : "", things.text);
+}
+
 int checkpoint_inspect(const char *directory, bool as_json, FILE *to, struct error *error)
 {
     struct manifest manifest;
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", directory, MANIFEST_NAME) < (int)sizeof path && access(path, F_OK) &&
+        errno == ENOENT)
+        return refuse(directory, error);
     int status = manifest_read(&manifest, directory, error);
     if (status) return status;
     status = store_verify(directory, &manifest, error);

@@ -69,7 +69,25 @@ class Checkpoint(checkpoints.Checkpoints):
         self.assertEqual(done.status, 65)
         self.assertIn("model.safetensors: has ", done.err)
         self.assertNotIn("sound", done.out)
-        self.assertEqual(self.call(harness.GACCD, "inspect", self.directory_of("run1")).status, 66)
+
+    def test_inspect_of_other_directories_names_what_there_is(self):
+        """A run, its checkpoints and its final/, with and without a slash behind; one that holds nothing of ours, and half a checkpoint."""
+        self.train(toys.tape(steps=2, checkpoint={"every": 1}), [1])
+        newest, model = "run1/checkpoints/step-00000002", "run1/final/model.safetensors"
+        os.mkdir(os.path.join(self.directory, "empty"))
+        for directory, found in (("run1", f"{newest}, {model}"), ("run1/checkpoints", newest), ("run1/final", model), ("empty", "")):
+            for slash in ("", "/", "//"):
+                done = self.call(harness.GACCD, "inspect", directory + slash)
+                self.assertEqual((done.status, done.err), (66, f"gaccd: {directory}{slash}: has no manifest.json, so it is no whole checkpoint"
+                                                           + (f"; try {found}" if found else "") + "\n"))
+            for one in filter(None, found.split(", ")):
+                self.assertEqual(self.call(harness.GACCD, "inspect", one).status, 0)
+        os.remove(os.path.join(self.directory, newest, "manifest.json"))
+        done = self.call(harness.GACCD, "inspect", newest)
+        self.assertIn(f"no whole checkpoint; try {newest}/model.safetensors", done.err)
+        done = self.call(harness.GACCD, "inspect", "run1")
+        self.assertIn("try run1/checkpoints/step-00000001, ", done.err)
+        self.assertEqual(self.call("sh", "-c", f"cd run1 && {harness.GACCD} inspect checkpoints").err.strip()[-31:], "; try checkpoints/step-00000001")
 
     def test_async_or_not_is_the_same(self):
         for ranks in (1, 2):

@@ -698,10 +698,15 @@ static void inspection_says_what_a_file_is(void **state)
     assert_says(inspected("a.txt", "abc", 3, 0),
                 "format: bytes\ntokens: 3\ntoken_bytes: 1\nleast_token: 97\ngreatest_token: 99\n");
     assert_says(inspected("a.csv", "weight,x0,x1,y0\n1,2,3,4\n0,1,1,1\n0.5,1,1,1\n", 42, 0),
-                "format: csv\nrows: 3\nmasked_rows: 1\nweight: 1.5\nx: 2\ny: 1\nclasses: 2\nlabels:\n  1: 1\n  4: 1\n"
-                "sorted: no\nfor: mlp, linear\nsound: yes\n");
+                "format: csv\nrows: 3\nmasked_rows: 1\nweight: 1.5\nx: 2\nleast: 1\ngreatest: 3\ny: 1\nleast_y: 1\n"
+                "greatest_y: 4\nlabels_of: 2 rows, without the 1 masked\nclasses: 2\nlabels:\n  1: 1\n  4: 1\n"
+                "sorted: no\nfor: mlp, cnn, linear\nsound: yes\n");
+    assert_says(inspected("a.csv", "x0,y0\n-0.5,1.25\n7,2\n", 20, 0),
+                "x: 1\nleast: -0.5\ngreatest: 7\ny: 1\nleast_y: 1.25\ngreatest_y: 2\nfor: mlp, cnn, linear\n");
     assert_says(inspected("a.csv", "g0,g1\n1,inf\n", 12, 0),
-                "format: csv\nrows: 1\nmasked_rows: 0\nweight: 1\ng: 2\nfor: tape\n");
+                "format: csv\nrows: 1\nmasked_rows: 0\nweight: 1\ng: 2\nleast: 1\ngreatest: 1\nnonfinite: 1\n"
+                "for: tape\n");
+    assert_says(inspected("a.csv", "g0\nnan\n", 7, 0), "g: 1\nnonfinite: 1\nfor: tape\n");
     file.header[2] = 21;
     assert_says(inspected("a.bin", &file, sizeof file, 65),
                 "a.bin: the llmc header says 21 tokens of 2 bytes, but 40 bytes follow it");
@@ -727,20 +732,45 @@ static void inspection_counts_labels_and_says_whether_rows_are_sorted_by_them(vo
                 "format: idx\ntype: u8\nsizes: 5\nrows: 5\ny: 1\nleast: 0\ngreatest: 2\n");
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x05\2\2\0\1\1", 13, 0), wanted);
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x05\2\1\0\1\2", 13, 0),
-                "classes: 3\nlabels:\n  0: 1\n  1: 2\n  2: 2\nsorted: no\nfor: mlp, linear: data.labels\n");
+                "classes: 3\nlabels:\n  0: 1\n  1: 2\n  2: 2\nsorted: no\nfor: mlp, cnn, linear: data.labels\n");
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x03\2\0\1", 11, 0), "sorted: no\n"); /* a row each */
-    assert_says(inspected("images", "\0\0\x0B\x03\0\0\0\x01\0\0\0\x02\0\0\0\x01\xFF\xFE\1\0", 20, 0),
-                "type: i16\nsizes: 1×2×1\nrows: 1\nx: 2\nleast: -2\ngreatest: 256\nfor: mlp, linear: data.train\n");
+    assert_says(
+        inspected("images", "\0\0\x0B\x03\0\0\0\x01\0\0\0\x02\0\0\0\x01\xFF\xFE\1\0", 20, 0),
+        "type: i16\nsizes: 1×2×1\nrows: 1\nx: 2\nleast: -2\ngreatest: 256\nfor: mlp, cnn, linear: data.train\n");
     snprintf(wanted, sizeof wanted, "labels:\n  0: 2\n  1: 2\nsorted: yes\n%s", sorting);
     assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1\n1,0\n2,0\n", 22, 0), wanted);
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x08\0\0\1\1\0\0\1\1", 16, 0), "sorted: no\nfor:");
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x0C\0\0\0\1\1\1\0\0\0\1\1\1", 20, 0), "sorted: no\nfor:");
     assert_says(inspected("labels", "\0\0\x08\x01\0\0\0\x10\0\0\0\0\1\1\1\1\0\0\0\0\1\1\1\1", 24, 0),
                 "sorted: no\nwarning: the rows of a class follow each other: read");
-    assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1.5\n", 16, 0), "y: 1\nfor: mlp, linear\n");
+    assert_says(inspected("a.csv", "x0,y0\n1,1\n2,1.5\n", 16, 0), "greatest_y: 1.5\nfor: mlp, cnn, linear\n");
     assert_says(inspected("t10k-images-idx3-ubyte.gz", "\x1F\x8B\x08\0", 4, 65),
                 ": compressed by gzip; gunzip it first");
     assert_says(inspected("images", "\0\0\x0D\x01\0\0\0\x01\x7F\x80\0\0", 12, 65), ": 1 numbers are not finite");
+}
+
+/* By whichever program, under whichever name; tokens of two bytes may begin as a packed file does. */
+static void what_is_packed_is_told_from_data(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *begin, *said;
+        size_t size;
+    } packed[] = {
+        {"\x1F\x8B\x08\0", ": compressed by gzip; gunzip it first", 4},
+        {"\xFD"
+         "7zXZ\0ab",
+         ": compressed by xz; unxz it first", 8},
+        {"\x28\xB5\x2F\xFDx", ": compressed by zstd; unzstd it first", 5},
+        {"BZh91AY&SYx", ": compressed by bzip2; bunzip2 it first", 11},
+        {"PK\3\4x", ": compressed by zip; unzip it first", 5},
+    };
+    static const char *const names[] = {"im.gz", "images-idx3", "rows.csv", "a.txt"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            assert_says(inspected(names[k], packed[i].begin, packed[i].size, 65), packed[i].said);
+    assert_says(inspected("a.bin", packed[0].begin, 4, 0), "format: u32\ntokens: 1\n");
+    assert_says(inspected("a.txt", "PK", 2, 0), "format: bytes\n");
 }
 
 static void inspection_is_json_too(void **state)
@@ -783,6 +813,7 @@ int main(void)
         cmocka_unit_test(the_shape_follows_from_the_model),
         cmocka_unit_test(inspection_says_what_a_file_is),
         cmocka_unit_test(inspection_counts_labels_and_says_whether_rows_are_sorted_by_them),
+        cmocka_unit_test(what_is_packed_is_told_from_data),
         cmocka_unit_test(inspection_is_json_too),
         cmocka_unit_test(masked_targets_weigh_nothing),
         cmocka_unit_test(what_stands_behind_the_end_of_a_document_is_no_target),

@@ -364,7 +364,8 @@ static int read_file(struct table *table, const char *path, size_t *order, struc
     struct lines lines = {0};
     int result = file_open(&lines.file, path, error);
     if (result < 0) return result;
-    result = read_lines(table, &lines, order, error);
+    result = file_check_unpacked(&lines.file, error);
+    if (result == 0) result = read_lines(table, &lines, order, error);
     file_close(&lines.file);
     free(lines.text);
     return result;

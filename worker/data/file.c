@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,34 @@ int file_open(struct file *file, const char *path, struct error *error)
     file->device = status.st_dev;
     file->inode = status.st_ino;
     return 0;
+}
+
+static const struct {
+    const char *by, *unpack;
+    unsigned char begin[10];
+    size_t length;
+} packings[] = {
+    {"gzip", "gunzip", "\x1F\x8B\x08", 3},
+    {"xz", "unxz",
+     "\xFD"
+     "7zXZ",
+     6}, /* with the NUL */
+    {"zstd", "unzstd", "\x28\xB5\x2F\xFD", 4},
+    {"bzip2", "bunzip2", "BZh91AY&SY", 10},
+    {"zip", "unzip", "PK\3\4", 4},
+};
+enum { PACKINGS = sizeof packings / sizeof *packings };
+
+int file_check_unpacked(const struct file *file, struct error *error)
+{
+    unsigned char begin[sizeof packings->begin] = {0};
+    const size_t bytes = file->size < sizeof begin ? (size_t)file->size : sizeof begin;
+    int result = file_read(file, 0, bytes, begin, error);
+    for (size_t i = 0; i < PACKINGS && result == 0; i++)
+        if (memcmp(begin, packings[i].begin, packings[i].length) == 0)
+            result = error_set(error, STATUS_DATA, "%s: compressed by %s; %s it first", file->path, packings[i].by,
+                               packings[i].unpack);
+    return result;
 }
 
 int file_reopen(struct file *file, struct error *error)

@@ -93,6 +93,8 @@ int file_reopen(struct file *file, struct error *error);
 void file_close(struct file *file);
 /* Exactly `bytes` bytes from `offset`, or an error that names the file and the place. */
 int file_read(const struct file *file, uint64_t offset, size_t bytes, void *to, struct error *error);
+/* 65 for a file that a usual program has packed, by its first bytes, with the program that unpacks it. */
+int file_check_unpacked(const struct file *file, struct error *error);
 /* Where data begin at or after `offset`: past a hole of a sparse file, whose bytes are zeros; the size when there are
  * none. */
 uint64_t file_next_data(const struct file *file, uint64_t offset);

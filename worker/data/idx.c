@@ -132,9 +132,8 @@ int idx_identify(const struct file *file, struct idx_header *header, struct erro
         return error_set(error, STATUS_DATA, "%s: %" PRIu64 " bytes, but an idx header has 8 at least", file->path,
                          file->size);
     int result = file_read(file, 0, sizeof magic, magic, error);
+    if (result == 0) result = file_check_unpacked(file, error);
     if (result < 0) return result;
-    if (magic[0] == 0x1F && magic[1] == 0x8B)
-        return error_set(error, STATUS_DATA, "%s: compressed by gzip; gunzip it first", file->path);
     const struct idx_type *type = type_of(magic[2]);
     if (magic[0] || magic[1] || !type)
         return error_set(error, STATUS_DATA,

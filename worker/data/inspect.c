@@ -23,9 +23,37 @@ static void add_number(struct facts *facts, const char *key, double value)
     facts_add(facts, key, is_whole ? json_integer((json_int_t)value) : json_real(value));
 }
 
+static const char for_rows[] = "mlp, cnn, linear";
+
+/* ---- ranges of numbers ---- */
+
+struct range {
+    double least, greatest; /* of those that are finite */
+    uint64_t finite, nonfinite;
+};
+
+static void range_take(struct range *range, double number)
+{
+    if (!isfinite(number)) {
+        range->nonfinite++;
+        return;
+    }
+    range->least = range->finite ? fmin(range->least, number) : number;
+    range->greatest = range->finite ? fmax(range->greatest, number) : number;
+    range->finite++;
+}
+
+static void range_add(const struct range *range, struct facts *facts, const char *least, const char *greatest)
+{
+    if (range->finite > 0) add_number(facts, least, range->least);
+    if (range->finite > 0) add_number(facts, greatest, range->greatest);
+    if (range->nonfinite > 0) add_count(facts, "nonfinite", range->nonfinite);
+}
+
 /* ---- labels ---- */
 
-static void labels_add(const struct labels *labels, struct facts *facts)
+/* masked: rows that are not among them. */
+static void labels_add(const struct labels *labels, uint64_t masked, struct facts *facts)
 {
     if (!labels->are_classes || labels->rows == 0) return;
     struct facts histogram;
@@ -36,6 +64,10 @@ static void labels_add(const struct labels *labels, struct facts *facts)
         if (labels->count[i] > 0) add_count(&histogram, name, labels->count[i]);
     }
     facts->failed = facts->failed || histogram.failed;
+    if (masked > 0)
+        facts_add(facts, "labels_of",
+                  json_sprintf("%llu rows, without the %llu masked", (unsigned long long)labels->rows,
+                               (unsigned long long)masked));
     add_count(facts, "classes", labels->classes);
     facts_add(facts, "labels", histogram.object);
     facts_add(facts, "sorted", json_boolean(labels_are_sorted(labels)));
@@ -77,6 +109,7 @@ static int csv_shape(const struct file *file, struct data_shape *shape, struct e
 struct csv_sums {
     double weight;
     uint64_t masked;
+    struct range x, y;    /* of all rows; of a tape x has g */
     struct labels labels; /* of the rows that are not masked */
 };
 
@@ -91,6 +124,8 @@ static int csv_rows(struct data *data, const struct data_shape *shape, struct cs
         result = data_read(data, i, batch, error);
         sums->weight += batch->weight[0];
         sums->masked += batch->weight[0] == 0;
+        for (uint32_t k = 0; k < shape->inputs + shape->size; k++) range_take(&sums->x, batch->x[k]);
+        for (uint32_t k = 0; k < shape->outputs; k++) range_take(&sums->y, batch->y[k]);
         if (shape->outputs == 1 && batch->weight[0] > 0) labels_take(&sums->labels, batch->y[0]);
     }
     micro_batch_close(batch);
@@ -117,9 +152,11 @@ static int inspect_csv(const struct file *file, struct facts *facts, struct erro
         add_number(facts, "weight", sums->weight);
         if (shape.size) add_count(facts, "g", shape.size);
         if (!shape.size) add_count(facts, "x", shape.inputs);
+        range_add(&sums->x, facts, "least", "greatest");
         if (!shape.size) add_count(facts, "y", shape.outputs);
-        labels_add(&sums->labels, facts);
-        facts_add(facts, "for", json_string(shape.size ? "tape" : "mlp, linear"));
+        range_add(&sums->y, facts, "least_y", "greatest_y");
+        labels_add(&sums->labels, sums->masked, facts);
+        facts_add(facts, "for", json_string(shape.size ? "tape" : for_rows));
     }
     free(sums);
     data_close(data);
@@ -129,8 +166,7 @@ static int inspect_csv(const struct file *file, struct facts *facts, struct erro
 /* ---- idx ---- */
 
 struct idx_sums {
-    double least, greatest;
-    uint64_t nonfinite;
+    struct range numbers;
     struct labels labels;
 };
 
@@ -142,8 +178,6 @@ static int idx_numbers(const struct file *file, const struct idx_header *header,
     double numbers[NUMBERS];
     const uint64_t all = header->rows * header->columns;
     sums->labels.are_classes = header->columns == 1 && idx_is_whole(header);
-    sums->least = (double)INFINITY;
-    sums->greatest = -(double)INFINITY;
     int result = 0;
     for (uint64_t first = 0; first < all && result == 0; first += NUMBERS) {
         const size_t count = (size_t)(all - first < NUMBERS ? all - first : NUMBERS);
@@ -151,14 +185,13 @@ static int idx_numbers(const struct file *file, const struct idx_header *header,
         if (result < 0) break;
         idx_decode(header, bytes, count, false, numbers);
         for (size_t i = 0; i < count; i++) {
-            sums->least = fmin(sums->least, numbers[i]);
-            sums->greatest = fmax(sums->greatest, numbers[i]);
-            if (!isfinite(numbers[i])) sums->nonfinite++;
+            range_take(&sums->numbers, numbers[i]);
             if (header->columns == 1) labels_take(&sums->labels, numbers[i]);
         }
     }
-    if (result == 0 && sums->nonfinite > 0)
-        result = error_set(error, STATUS_DATA, "%s: %" PRIu64 " numbers are not finite", file->path, sums->nonfinite);
+    if (result == 0 && sums->numbers.nonfinite > 0)
+        result = error_set(error, STATUS_DATA, "%s: %" PRIu64 " numbers are not finite", file->path,
+                           sums->numbers.nonfinite);
     return result;
 }
 
@@ -179,11 +212,9 @@ static int inspect_idx(const struct file *file, struct facts *facts, struct erro
         facts_add(facts, "sizes", json_string(sizes));
         add_count(facts, "rows", header.rows);
         add_count(facts, header.columns > 1 ? "x" : "y", header.columns);
-        add_number(facts, "least", sums->least);
-        add_number(facts, "greatest", sums->greatest);
-        labels_add(&sums->labels, facts);
-        facts_add(facts, "for",
-                  json_string(header.columns > 1 ? "mlp, linear: data.train" : "mlp, linear: data.labels"));
+        range_add(&sums->numbers, facts, "least", "greatest");
+        labels_add(&sums->labels, 0, facts);
+        facts_add(facts, "for", json_sprintf("%s: %s", for_rows, header.columns > 1 ? "data.train" : "data.labels"));
     }
     free(sums);
     return result;
@@ -359,9 +390,10 @@ static int inspect_open(const struct file *file, struct facts *facts, struct err
         return result < 0 ? result : add_tokens(file, "llmc", LLMC_HEADER_BYTES, width, facts, error);
     }
     if (ends_in(file->path, ".safetensors")) return inspect_weights(file, facts, error);
+    if (ends_in(file->path, ".bin") && !is_idx(file)) return inspect_raw(file, facts, error); /* of any first bytes */
+    if ((result = file_check_unpacked(file, error)) < 0) return result;
     if (ends_in(file->path, ".csv")) return inspect_csv(file, facts, error);
     if (is_idx(file)) return inspect_idx(file, facts, error);
-    if (ends_in(file->path, ".bin")) return inspect_raw(file, facts, error);
     return add_tokens(file, "bytes", 0, 1, facts, error);
 }
 
