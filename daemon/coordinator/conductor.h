@@ -153,6 +153,9 @@ struct record {
  * next call that takes a message. */
 bool conductor_next_record(struct conductor *conductor, struct record *record);
 
+/* Once the welcome is out: how many steps (by epochs: attempts) a job that goes on has done beyond those that it now
+ * has. */
+uint64_t conductor_steps_beyond(const struct conductor *conductor);
 /* Complete once the welcome is out. Pointers in it are valid until conductor_close. */
 void conductor_header(const struct conductor *conductor, struct header_record *header);
 /* The job's exit status and reason as known now, and the counters. */

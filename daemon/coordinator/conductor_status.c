@@ -62,10 +62,22 @@ static void fill_rank(Gacc__V1__RankStatus *to, const struct rank *rank, uint32_
     to->step_seconds = rank->step_seconds;
 }
 
+/* What counts towards the job's end: data are consumed by skipped attempts as well. */
+static uint64_t steps_done(const struct conductor *c)
+{
+    return c->rules.plan.epochs != 0 ? c->counters.step : c->counters.optimizer_steps;
+}
+
+uint64_t conductor_steps_beyond(const struct conductor *c)
+{
+    const uint64_t done = steps_done(c);
+    return done > c->rules.total_steps ? done - c->rules.total_steps : 0;
+}
+
 Gacc__V1__Status *conductor_status(struct conductor *c, double now)
 {
     Gacc__V1__Status *status = &c->status;
-    uint64_t done = c->rules.plan.epochs != 0 ? c->counters.step : c->counters.optimizer_steps;
+    const uint64_t done = steps_done(c);
     uint64_t left = c->failed || done > c->rules.total_steps ? 0 : c->rules.total_steps - done;
     status->job = c->job->job->name;
     status->output = c->job->job->output;

@@ -57,6 +57,24 @@ void coordinator_append(struct coordinator *coordinator, char *line)
     judge_log(coordinator, status, &error);
 }
 
+/* A job that goes on may be shorter by now than what is done of it. */
+static void say_beyond_end(struct coordinator *coordinator, const struct header_record *header)
+{
+    const Gacc__V1__JobSection *job = conductor_job(coordinator->conductor)->job;
+    const uint64_t beyond = conductor_steps_beyond(coordinator->conductor);
+    struct error text;
+    if (!beyond || !header->resumed) return;
+    error_set(&text, STATUS_JOB,
+              "nothing is left to do: %s is %llu step%s past the end that job.%s says; final/ has the weights of its "
+              "step %llu",
+              header->resumed_from, (unsigned long long)beyond, beyond == 1 ? "" : "s",
+              job->steps    ? "steps"
+              : job->epochs ? "epochs"
+                            : "tokens",
+              (unsigned long long)header->resumed->optimizer_steps);
+    coordinator_warn(coordinator, "past_end", header->resumed->step, text.text);
+}
+
 void coordinator_write_header(struct coordinator *coordinator)
 {
     struct header_record header;
@@ -81,6 +99,7 @@ void coordinator_write_header(struct coordinator *coordinator)
                                            resume->moves[i].why};
         coordinator_append(coordinator, event_line(&event));
     }
+    say_beyond_end(coordinator, &header);
 }
 
 void coordinator_write_records(struct coordinator *coordinator)

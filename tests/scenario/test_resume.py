@@ -295,6 +295,26 @@ class Resume(checkpoints.Checkpoints):
         self.assert_near(longer.weight, [-6])
         self.assertEqual(longer.result["optimizer_steps"], 6)
 
+    def test_a_job_that_is_shorter_than_what_is_done_says_so(self):
+        """Six steps are done; four, or one epoch of four, are wanted: nothing is trained, and a line and an event say why. At its very
+        end, as behind a kill before final/ was written, a job says nothing."""
+        rows = [(1, 0.5)] * 8
+        job = toys.tape(epochs=2, batch=2, checkpoint={"every": 6, "keep": 0})
+        self.train(job, rows)
+        run = self.directory_of("run1")
+        for wanted, beyond in (({"steps": 4}, 2), ({"epochs": 1}, 2), ({"tokens": 9}, 1), ({"steps": 6}, 0), ({"steps": 7}, 0)):
+            with self.subTest(wanted=wanted):
+                output = f"shorter{len(os.listdir(self.directory))}"
+                cut(run, 6, self.directory_of(output))
+                out = self.train_into(output, {**job, "job": {"name": "toy", **wanted}}, rows, 1)
+                records = self.last_start(self.directory_of(output))
+                events = [(record["event"], record["text"]) for record in records if record["type"] == "event"]
+                said = (f"nothing is left to do: {output}/checkpoints/step-00000006 is {beyond} step{'s' if beyond > 1 else ''} past the end "
+                        f"that job.{next(iter(wanted))} says; final/ has the weights of its step 6")
+                self.assertEqual(events, [("past_end", said)] if beyond else [])
+                self.assertEqual(out.lines, [f"gaccd: {said}"] if beyond else [])
+                self.assertEqual([r["step"] for r in records if r["type"] == "step"], [7] if wanted == {"steps": 7} else [])
+
     def test_no_step_has_two_records_without_a_header_between(self):
         """A run that died behind its checkpoint has steps that are made again."""
         job = toys.tape(steps=5, checkpoint={"every": 2})
