@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/ctl/target.h"
+
 bool show_has_colours(int fd)
 {
     const char *none = getenv("NO_COLOR"), *terminal = getenv("TERM");
@@ -294,7 +296,7 @@ static void put_control(const json_t *line)
 static void put_end(const json_t *line)
 {
     const char *reason = json_string_value(json_object_get(line, "reason"));
-    printf("  %s (exit status %d)%s%s", word(line, "status"), (int)real(line, "exit"), reason ? ": " : "",
+    printf("  %s (exit status %d)%s%s", show_clean(target_ending(line)), (int)real(line, "exit"), reason ? ": " : "",
            reason ? show_clean(reason) : "");
 }
 

@@ -14,6 +14,8 @@
 #include "daemon/hex.h"
 #include "proto/endpoint.h"
 
+#define GOES_ON "command goes on"
+
 static const char runs[] = "runs";
 
 /* ---- the newest run directory ---- */
@@ -71,10 +73,16 @@ json_t *target_result(const char *run)
     return NULL;
 }
 
+const char *target_ending(const json_t *end)
+{
+    const char *status = json_string_value(json_object_get(end, "status"));
+    return !status ? "" : !strcmp(status, "again") ? "stopped" : status;
+}
+
 void target_result_text(const json_t *result, char *text, size_t capacity)
 {
     const char *reason = json_string_value(json_object_get(result, "reason"));
-    snprintf(text, capacity, "%s after %lld steps%s%s", json_string_value(json_object_get(result, "status")),
+    snprintf(text, capacity, "%s after %lld steps%s%s", target_ending(result),
              (long long)json_integer_value(json_object_get(result, "optimizer_steps")), reason ? ": " : "",
              reason ? reason : "");
 }
@@ -87,8 +95,9 @@ static int say_not_running(const char *run, struct error *error)
         const bool is_done = json_integer_value(json_object_get(result, "exit")) == STATUS_DONE;
         target_result_text(result, text, sizeof text);
         json_decref(result);
+        const bool says_what_to_do = is_done || strstr(text, GOES_ON); /* as what is said behind a checkpoint does */
         return error_set(error, STATUS_UNAVAILABLE, "%s: no job is running there; the last one is %s%s", run, text,
-                         is_done ? "" : "; the same gaccd command goes on from its newest checkpoint");
+                         says_what_to_do ? "" : "; the same gaccd command goes on from its newest checkpoint");
     }
     if (snprintf(log, sizeof log, "%s/log.jsonl", run) < (int)sizeof log && !access(log, F_OK))
         return error_set(

@@ -42,6 +42,8 @@ struct target_words {
 int target_find(struct target *target, const struct target_words *words, struct error *error);
 /* result.json, the caller's; NULL: there is none, as while the job runs. */
 json_t *target_result(const char *run);
+/* done, stopped or failed: how a job ended, of its result or of the last record of its log. */
+const char *target_ending(const json_t *end);
 /* How it ended: "done after 200 steps". */
 void target_result_text(const json_t *result, char *text, size_t capacity);
 

@@ -13,6 +13,7 @@
 #include "daemon/ctl/outcome.h"
 #include "daemon/ctl/show.h"
 #include "daemon/ctl/stream.h"
+#include "daemon/ctl/target.h"
 #include "daemon/ctl/terminal.h"
 #include "daemon/ctl/view.h"
 
@@ -125,7 +126,7 @@ static void take_line(struct top *top, const char *type, const json_t *line)
         snprintf(text, sizeof text, "%s by %s%s%s", word_of(line, "method"), word_of(line, "by"),
                  is_accepted ? "" : ": refused: ", is_accepted ? "" : word_of(line, "reason"));
     } else if (!strcmp(type, "end")) {
-        snprintf(text, sizeof text, "the job is %s %s", word_of(line, "status"), word_of(line, "reason"));
+        snprintf(text, sizeof text, "the job is %s %s", target_ending(line), word_of(line, "reason"));
         style = number_of(line, "exit", 0) > 0 ? STYLE_BAD : STYLE_GOOD;
     }
     if (text[0]) view_add_event(&top->view, step_of(line), style, text);

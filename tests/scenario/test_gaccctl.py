@@ -165,8 +165,11 @@ class Gaccctl(harness.Scenario):
         os.makedirs(os.path.join(self.directory, "runs", "old"))
         self.write("runs/old/log.jsonl", "")
         self.assertIn("runs/old: no job is running there; the last one was killed: the same gaccd command goes on", said())
-        self.write("runs/old/result.json", json.dumps({"status": "stopped", "exit": 75, "reason": "SIGTERM", "optimizer_steps": 7}))
+        self.write("runs/old/result.json", json.dumps({"status": "again", "exit": 75, "reason": "SIGTERM", "optimizer_steps": 7}))
         self.assertIn("the last one is stopped after 7 steps: SIGTERM; the same gaccd command goes on", said())
+        reason = "rank 0: interrupted by SIGTERM: checkpoint step-00000007 is complete, the same command goes on from it"
+        self.write("runs/old/result.json", json.dumps({"status": "again", "exit": 75, "reason": reason, "optimizer_steps": 7}))
+        self.assertTrue(said().endswith(f"the last one is stopped after 7 steps: {reason}\n"), said())
         self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": os.uname().nodename}))
         self.assertIn("runs/old: its job was killed, it seems; the same gaccd command goes on", said())
         self.write("runs/old/connection.json", json.dumps({"endpoint": "unix:none", "host": "node7"}))
@@ -268,7 +271,7 @@ class Gaccctl(harness.Scenario):
                  {"type": "event", "step": 7, "text": "too many skips"},
                  {"type": "control", "step": 8, "optimizer_steps": 7, "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}]},
                  {"type": "control", "step": 7, "optimizer_steps": 6, "method": "Pause", "by": "uid 0", "accepted": False, "reason": "it is paused"},
-                 {"type": "end", "step": 8, "optimizer_steps": 7, "status": "stopped", "exit": 75, "reason": "SIGTERM"}]
+                 {"type": "end", "step": 8, "optimizer_steps": 7, "status": "again", "exit": 75, "reason": "SIGTERM"}]
         fake = Fake(WatchSteps=[control_pb2.StepRecord(step=7, json=json.dumps(line)) for line in lines])
         done = self.ask(fake, "watch", "--from", "7")
         self.assertEqual((done.status, done.err), (0, ""))
