@@ -109,9 +109,8 @@ static int check_section(const struct loading *loading, const struct node *secti
 
 /* Values. */
 
-/* Why none of the rows of this path applies to such a job, and when one would. */
-static int does_not_apply(const struct loading *loading, const Gacc__V1__JobSpec *job, const struct node *node,
-                          const struct key *key, const char *path)
+/* The choice that none of the rows of this path applies with, and those that one would apply with. */
+static struct condition condition_needed(const Gacc__V1__JobSpec *job, const struct key *key)
 {
     struct condition needed = {BY_NOTHING, 0};
     for (size_t i = 0; i < key_count; i++) {
@@ -120,7 +119,42 @@ static int does_not_apply(const struct loading *loading, const Gacc__V1__JobSpec
         if (needed.by == BY_NOTHING) needed.by = failed->by;
         if (needed.by == failed->by) needed.values |= failed->values;
     }
+    return needed;
+}
+
+/* The outermost section around the key that does not apply either, or the key itself. */
+static struct phrase outermost(const Gacc__V1__JobSpec *job, const struct key *key, const char *path)
+{
+    struct phrase section;
+    for (const char *dot = strchr(key->path, '.'); dot; dot = strchr(dot + 1, '.')) {
+        snprintf(section.text, sizeof section.text, "%.*s", (int)(dot - key->path), key->path);
+        const struct key *row = row_of(section.text);
+        if (row && !key_applies(row, job, NULL)) return section;
+    }
+    snprintf(section.text, sizeof section.text, "%s", path);
+    return section;
+}
+
+/* `index`: of the optimizer that it is of, if it is one's. */
+static struct phrase selector_path(const struct loading *loading, const struct key *selector, size_t index)
+{
+    struct phrase path;
+    if (selector->section == IN_OPTIMIZER) return optimizer_path(loading, index, selector->path);
+    snprintf(path.text, sizeof path.text, "%s", selector->path);
+    return path;
+}
+
+/* `--set precision.compute=bf16` runs an fp16 job in another precision, where the loss scale of its file has no
+ * meaning: a choice that --set makes drops what the file has for another. Whatever else does not apply is refused.
+ * `index`: of the optimizer that the key is of, if it is one's. */
+static int does_not_apply(struct loading *loading, const Gacc__V1__JobSpec *job, size_t index, const struct node *node,
+                          const struct key *key, const char *path)
+{
+    const struct condition needed = condition_needed(job, key);
     const struct key *selector = key_of_selector(needed.by);
+    const struct phrase chosen = selector_path(loading, selector, index);
+    const struct node *by = tree_find(loading->root, chosen.text);
+    if (by && by->source->set && job_drop(loading, by->source->set, outermost(job, key, path).text)) return 0;
     return node_fail_key(node, path, loading->error, "does not apply with %s %s, only with %s", selector->path,
                          choice_name(selector->choices, key_selector_value(job, needed.by)),
                          condition_values(&needed).text);
@@ -160,7 +194,7 @@ static int bind_key(struct loading *loading, const struct key *key)
         return take_value(loading, key, base, node, job_node(loading, key->path), key->path);
     }
     bool refused = node && !key_find(loading->job, key->path, NULL);
-    return refused ? does_not_apply(loading, loading->job, node, key, key->path) : 0;
+    return refused ? does_not_apply(loading, loading->job, 0, node, key, key->path) : 0;
 }
 
 /* In the order of the table, in which no selector depends on a later one. */
@@ -226,7 +260,7 @@ static int bind_optimizer_key(struct loading *loading, const Gacc__V1__JobSpec *
     if (key_applies(key, job, NULL))
         return take_value(loading, key, job->optimizer, node, job_node(loading, path.text), path.text);
     bool refused = node && !key_find(job, key->path, NULL);
-    return refused ? does_not_apply(loading, job, node, key, path.text) : 0;
+    return refused ? does_not_apply(loading, job, index, node, key, path.text) : 0;
 }
 
 static int bind_optimizer(struct loading *loading, size_t index)

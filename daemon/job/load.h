@@ -26,6 +26,9 @@ struct loading {
 
 /* --set into the tree, over what the file says. */
 int job_override(struct loading *loading);
+/* Takes what the file has at `path` out of the tree, and says that --set `set` does; false where --set gives it, too,
+ * or there is nothing. */
+bool job_drop(struct loading *loading, const char *set, const char *path);
 /* Tree into message: every key known, of the right type and in its range; defaults filled in. */
 int job_bind(struct loading *loading);
 /* What no single key can say: numbers that must fit each other, derived numbers, files that must exist. */

@@ -36,11 +36,12 @@ static bool is_set(const struct loading *loading, const char *section)
     return false;
 }
 
-static void drop(struct loading *loading, const char *set, const char *path)
+bool job_drop(struct loading *loading, const char *set, const char *path)
 {
-    if (!tree_find(loading->root, path) || is_set(loading, path)) return;
+    if (!tree_find(loading->root, path) || is_set(loading, path)) return false;
     tree_remove(loading->root, path);
     job_notice(loading, "--set %s drops %s of %s", set, path, loading->file);
+    return true;
 }
 
 static void drop_alternatives(struct loading *loading, const char *set)
@@ -49,16 +50,8 @@ static void drop_alternatives(struct loading *loading, const char *set)
         bool mine = false;
         for (const char *const *path = alternatives[i]; *path; path++) mine |= begins_with(set, *path);
         for (const char *const *path = alternatives[i]; mine && *path; path++)
-            if (!begins_with(set, *path)) drop(loading, set, *path);
+            if (!begins_with(set, *path)) job_drop(loading, set, *path);
     }
-}
-
-/* `--set precision.compute=bf16` runs an fp16 job in another precision: its loss scale has no meaning there. */
-static void drop_loss_scale(struct loading *loading)
-{
-    const struct node *compute = tree_find(loading->root, "precision.compute");
-    if (compute && compute->source->set && compute->kind == NODE_SCALAR && strcmp(compute->text, "fp16") != 0)
-        drop(loading, "precision.compute", "precision.loss_scale");
 }
 
 static int put_one(struct loading *loading, size_t index)
@@ -98,6 +91,5 @@ int job_override(struct loading *loading)
         if (status) return status;
     }
     for (size_t i = 0; i < count; i++) drop_alternatives(loading, loading->set_sources[i].set);
-    drop_loss_scale(loading);
     return 0;
 }

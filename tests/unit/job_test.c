@@ -865,6 +865,50 @@ static void another_precision_drops_the_loss_scale_and_says_so(void **state)
             "dir/job.yaml:1:28: precision.loss_scale: does not apply with precision.compute fp32, only with fp16");
 }
 
+/* With a choice of --set's goes what the file has for the file's own, a section as a whole; not what --set gives, and
+ * not what does not apply to a choice of the file's. */
+static void a_choice_given_with_set_drops_what_the_file_has_for_another(void **state)
+{
+    (void)state;
+    static const char scale[] =
+        "precision: {compute: fp16, loss_scale: {initial: 8, on_overflow: retry, retries: 3}}\njob:";
+    static const char rates[] = "schedule: {type: wsd, warmup: 2, decay: 20, minimum: 1e-5}\njob:";
+    static const char two[] = "optimizer:\n  - {name: a, match: h.*, type: adamw, lr: 1, eps: 1e-7}\n"
+                              "  - {name: b, match: \"*\", type: sgd, lr: 1, momentum: 0.9}\n";
+    const struct {
+        const char *from, *to, *set, *dropped[3];
+    } rows[] = {
+        {"job:", scale, "precision.loss_scale.on_overflow=skip", {"precision.loss_scale.retries"}},
+        {"job:",
+         scale,
+         "precision.loss_scale.mode=static",
+         {"precision.loss_scale.on_overflow", "precision.loss_scale.retries"}},
+        {"job:", scale, "precision.compute=fp32", {"precision.loss_scale"}},
+        {"lr: 3e-4",
+         "lr: 1\n  eps: 1e-7\n  betas: [0.8, 0.9]",
+         "optimizer.type=sgd",
+         {"optimizer.betas", "optimizer.eps"}},
+        {"optimizer:\n  lr: 3e-4\n", two, "optimizer.1.type=adamw", {"optimizer.1.momentum"}},
+        {"job:", rates, "schedule.type=cosine", {"schedule.decay"}},
+        {"job:", rates, "schedule.type=constant", {"schedule.minimum", "schedule.decay"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char wanted[512] = "";
+        const size_t length = strcspn(rows[i].set, "=");
+        for (size_t k = 0; k < 3 && rows[i].dropped[k]; k++)
+            snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted),
+                     "gaccd: --set %.*s drops %s of dir/job.yaml\n", (int)length, rows[i].set, rows[i].dropped[k]);
+        release(accepted_with(with(gpt, rows[i].from, rows[i].to), SETS(rows[i].set)));
+        assert_string_equal(notices, wanted);
+    }
+    refused(with(gpt, "job:", scale), SETS("precision.loss_scale.on_overflow=skip", "precision.loss_scale.retries=2"),
+            STATUS_JOB,
+            "--set precision.loss_scale.retries: does not apply with precision.loss_scale.on_overflow skip, only with "
+            "retry");
+    refused(with(gpt, "lr: 3e-4", "type: sgd\n  lr: 1\n  eps: 1e-7"), SETS("optimizer.lr=2"), STATUS_JOB,
+            "dir/job.yaml:18:3: optimizer.eps: does not apply with optimizer.type sgd, only with adamw");
+}
+
 static void one_of_several_keys_given_with_set_drops_the_others(void **state)
 {
     (void)state;
@@ -1041,6 +1085,7 @@ int main(void)
         cmocka_unit_test(set_beats_the_file),
         cmocka_unit_test(set_names_its_path_in_errors),
         cmocka_unit_test(another_precision_drops_the_loss_scale_and_says_so),
+        cmocka_unit_test(a_choice_given_with_set_drops_what_the_file_has_for_another),
         cmocka_unit_test(one_of_several_keys_given_with_set_drops_the_others),
         cmocka_unit_test(the_output_option_beats_everything),
         cmocka_unit_test(fewer_micro_batches_than_ranks_are_refused),
