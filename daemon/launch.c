@@ -58,6 +58,7 @@ struct launch {
     const struct launch_options *options;
     struct place place;
     Gacc__V1__JobSpec *job;
+    struct notices notices;                  /* rank 0: on stderr, and for the log */
     char addresses[LISTENERS_ADDRESSES_MAX]; /* of the coordinator */
     uint8_t secret[SECRET_BYTES];
     struct workers_certificate certificate;
@@ -97,6 +98,30 @@ static void complain_as_rank(const struct launch *launch, const char *text)
         complain(text);
     else
         fprintf(stderr, "gaccd: rank %u: %s\n", launch->place.rank, text);
+}
+
+/* For the log. One that there is no memory for stands on stderr alone. */
+static void keep_notice(struct launch *launch, const char *text)
+{
+    struct notices *notices = &launch->notices;
+    char **longer = realloc((void *)notices->each, (notices->count + 1) * sizeof *longer);
+    if (!longer) return;
+    notices->each = longer;
+    longer[notices->count] = strdup(text);
+    if (longer[notices->count]) notices->count++;
+}
+
+static void notice(struct launch *launch, const char *text)
+{
+    complain_as_rank(launch, text);
+    keep_notice(launch, text);
+}
+
+static void free_notices(struct notices *notices)
+{
+    for (size_t i = 0; i < notices->count; i++) free(notices->each[i]);
+    free((void *)notices->each);
+    *notices = (struct notices){0};
 }
 
 /* Shows what the coordinator has to say, until it is gone. */
@@ -188,11 +213,25 @@ static int meet_coordinator(struct launch *launch, struct error *error)
     return ready.resumes ? go_on(launch, &ready, error) : 0;
 }
 
-static int prepare_job(struct launch *launch, struct error *error)
+static int load_job(struct launch *launch, struct error *error)
 {
     struct job_overrides overrides = launch->options->overrides;
     overrides.ranks = launch->place.ranks;
-    int status = job_load(&launch->job, launch->options->job_path, &overrides, stderr, error);
+    char *said = NULL, *rest;
+    size_t length;
+    FILE *notices = open_memstream(&said, &length);
+    int status = job_load(&launch->job, launch->options->job_path, &overrides, notices ? notices : stderr, error);
+    if (!notices || fclose(notices)) return status;
+    fputs(said, stderr);
+    for (char *line = strtok_r(said, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        keep_notice(launch, line + strlen(NOTICE_HEAD));
+    free(said);
+    return status;
+}
+
+static int prepare_job(struct launch *launch, struct error *error)
+{
+    int status = load_job(launch, error);
     if (!status && launch->job->verify == GACC__V1__VERIFY__VERIFY_REQUIRED)
         status = receipt_require(launch->job, RECEIPT_ANY_DEVICE, error);
     if (!status) status = coordinator_start(&launch->coordinator, launch->job, error);
@@ -609,22 +648,22 @@ static int choose_device(struct launch *launch, struct error *error)
 {
     int status = device_open(&launch->device, launch->device_wanted, launch->comm, error);
     if (status || launch->place.rank != 0) return status;
-    if (launch->device && *launch->device->warning) complain_as_rank(launch, launch->device->warning);
+    if (launch->device && *launch->device->warning) notice(launch, launch->device->warning);
     if (launch->job->verify != GACC__V1__VERIFY__VERIFY_REQUIRED) return 0;
     return receipt_require(launch->job, launch->device ? launch->device->model : NULL, error);
 }
 
-static int train(const struct launch *launch, struct control *control, struct error *error)
+static int train(struct launch *launch, struct control *control, struct error *error)
 {
     struct session *session;
     struct error why;
-    const struct session_options options = {.device = launch->device};
+    const struct session_options options = {.device = launch->device, .notices = &launch->notices};
     if (session_open(&session, launch->job, launch->comm, control, &options, &why))
         return say_cannot_start(launch, control, &why, error);
     if (launch->place.rank == 0 && session_norms_by_class(session))
-        complain_as_rank(launch, "model.norm batch: with data.order sequential rows of a class follow each other, so "
-                                 "that a micro-batch holds one class and its statistics are that class's: data.order "
-                                 "shuffled, model.norm_stats window or model.norm group helps");
+        notice(launch, "model.norm batch: with data.order sequential rows of a class follow each other, so that a "
+                       "micro-batch holds one class and its statistics are that class's: data.order shuffled, "
+                       "model.norm_stats window or model.norm group helps");
     int status = session_run(session, error);
     if (!status && !session_has_stopped(session)) status = export_model(launch, session, error);
     session_close(session);
@@ -767,6 +806,7 @@ int launch_run(const struct launch_options *options)
         printf("%s: final/model.safetensors has the weights, log.jsonl every step, result.json the result\n",
                launch.job->job->output);
     gacc__v1__job_spec__free_unpacked(launch.job, NULL);
+    free_notices(&launch.notices);
     if (!is_first && status) launch_stay();
     return is_first ? -status : 0; /* the others end with 0, so that the launcher returns rank 0's status */
 }

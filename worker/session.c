@@ -340,7 +340,8 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     char *versions[] = {own_version, transport};
     Gacc__V1__Memory memory = GACC__V1__MEMORY__INIT;
     struct session_memory taken;
-    session_memory(session, &taken);
+    int result = session_memory_at_most(session, &taken, error);
+    if (result) return result;
     memory.parameters = taken.parameters;
     memory.gradients = taken.gradients;
     memory.shard = taken.shard;
@@ -363,8 +364,12 @@ static int hello(struct session *session, Gacc__V1__Welcome **welcome, struct er
     message.memory = &memory;
     message.versions = versions;
     message.n_versions = sizeof versions / sizeof *versions;
+    if (session->options.notices) {
+        message.notices = session->options.notices->each;
+        message.n_notices = session->options.notices->count;
+    }
     message.groups = layout_list_groups(&session->layout, &message.n_groups);
-    int result = session->control->hello(session->control, &message, welcome, error);
+    result = session->control->hello(session->control, &message, welcome, error);
     free((void *)message.groups);
     return result;
 }

@@ -77,8 +77,15 @@ struct observer {
     void (*stepped)(struct observer *, const struct session_view *); /* at the end of ExitStep, whatever the verdict */
 };
 
+/* What is doubtful about a job, though it runs: a sentence each. */
+struct notices {
+    char **each;
+    size_t count;
+};
+
 struct session_options {
-    const struct device *device; /* NULL: the CPU; borrowed */
+    const struct device *device;   /* NULL: the CPU; borrowed */
+    const struct notices *notices; /* that hello takes to the log; NULL: none; borrowed */
     bool staged; /* its collectives go by way of the host, whatever it offers: the ranks are threads of this process */
     /* For tests and verify; a job is trained with none of them. */
     struct faults faults;
@@ -105,7 +112,10 @@ bool session_has_stopped(const struct session *session);
 int session_write_model(struct session *session, const char *path, struct error *error);
 /* The same of the adapters alone, by the names that the peft library has for them; the model has some. */
 int session_write_adapters(struct session *session, const char *path, struct error *error);
+/* As its tensors are frozen now. */
 void session_memory(const struct session *session, struct session_memory *memory);
+/* In the step in which the most is trained, whatever is frozen now. */
+int session_memory_at_most(const struct session *session, struct session_memory *memory, struct error *error);
 /* The same of rank 0, which has the most, without a session. */
 int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error);
 /* The groups of its tensors when the job begins, as layout_list_groups has them. */

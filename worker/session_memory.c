@@ -217,7 +217,9 @@ void session_memory(const struct session *session, struct session_memory *memory
            memory);
 }
 
-int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
+/* Where so many elements are a bucket at most. */
+static int memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, uint32_t rank, uint64_t bucket_limit,
+                     struct session_memory *memory, struct error *error)
 {
     struct model *model;
     struct layout layout = {0};
@@ -226,14 +228,26 @@ int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct sessi
     if (!result) result = layout_open(&layout, model, job, layout_largest(&model->table, job), error);
     if (!result) {
         model->recomputes = session_recomputes(job);
-        shard_map_init(&map, model->table.trained, ranks, COMM_BUCKET_LIMIT);
+        shard_map_init(&map, model->table.trained, ranks, bucket_limit);
         layout_frozen_map(&frozen, &model->table, ranks);
-        const uint64_t owned = shard_map_owned(&map, 0);
-        add_up(job, model, ranks, owned, owned + shard_map_owned(&frozen, 0), layout_moments(&layout, &map, 0), memory);
+        const uint64_t owned = shard_map_owned(&map, rank);
+        add_up(job, model, ranks, owned, owned + shard_map_owned(&frozen, rank), layout_moments(&layout, &map, rank),
+               memory);
     }
     layout_close(&layout);
     model_close(model);
     return result;
+}
+
+int session_memory_of(const Gacc__V1__JobSpec *job, uint32_t ranks, struct session_memory *memory, struct error *error)
+{
+    return memory_of(job, ranks, 0, COMM_BUCKET_LIMIT, memory, error);
+}
+
+int session_memory_at_most(const struct session *session, struct session_memory *memory, struct error *error)
+{
+    const struct comm *comm = session->comm;
+    return memory_of(session->job, comm->ranks, comm->rank, comm->bucket_limit, memory, error);
 }
 
 int session_groups_of(const Gacc__V1__JobSpec *job, Gacc__V1__TensorGroup ***groups, size_t *count, struct error *error)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "daemon/coordinator/conductor_internal.h"
+#include "proto/optimizers.h"
 
 void conductor_name_culprit(struct conductor *c)
 {
@@ -109,6 +110,19 @@ bool conductor_next_record(struct conductor *c, struct record *record)
     return true;
 }
 
+/* In the step that comes next; a hello tells what is frozen when a job begins. */
+static uint64_t trained_now(const struct conductor *c)
+{
+    const Gacc__V1__Hello *hello = c->rank[0].hello;
+    uint64_t trained = 0;
+    for (size_t i = 0; i < hello->n_groups; i++) {
+        const Gacc__V1__TensorGroup *group = hello->groups[i];
+        if (!group_is_frozen(group->frozen, group->frozen_until, group->frozen_from, c->counters.optimizer_steps))
+            trained += group->parameters;
+    }
+    return hello->n_groups > 0 ? trained : hello->trained;
+}
+
 void conductor_header(const struct conductor *c, struct header_record *header)
 {
     const Gacc__V1__Hello *hello = c->rank[0].hello;
@@ -125,7 +139,7 @@ void conductor_header(const struct conductor *c, struct header_record *header)
         .train_sequences = hello->train_sequences,
         .validation_sequences = hello->validation_sequences,
         .parameters = hello->parameters,
-        .trained = hello->trained,
+        .trained = trained_now(c),
         .groups = hello->groups,
         .group_count = hello->n_groups,
         .batch_norm = conductor_batch_norm(c),
@@ -134,6 +148,8 @@ void conductor_header(const struct conductor *c, struct header_record *header)
         .memory = hello->memory,
         .versions = hello->versions,
         .version_count = hello->n_versions,
+        .notices = hello->notices,
+        .notice_count = hello->n_notices,
     };
 }
 

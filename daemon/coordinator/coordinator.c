@@ -94,9 +94,13 @@ void coordinator_write_header(struct coordinator *coordinator)
     }
     coordinator_append(coordinator, header_line(&header));
     free(changes);
+    const uint64_t step = header.resumed ? header.resumed->step : 0;
+    for (size_t i = 0; i < header.notice_count; i++) {
+        const struct event_record event = {step, "notice", header.notices[i]};
+        coordinator_append(coordinator, event_line(&event));
+    }
     for (size_t i = 0; i < resume->move_count; i++) {
-        const struct event_record event = {header.resumed ? header.resumed->step : 0, "checkpoint_left",
-                                           resume->moves[i].why};
+        const struct event_record event = {step, "checkpoint_left", resume->moves[i].why};
         coordinator_append(coordinator, event_line(&event));
     }
     say_beyond_end(coordinator, &header);

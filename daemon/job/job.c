@@ -35,7 +35,7 @@ void job_notice(const struct loading *loading, const char *format, ...)
     if (!loading->notices) return;
     va_list arguments;
     va_start(arguments, format);
-    fputs("gaccd: ", loading->notices);
+    fputs(NOTICE_HEAD, loading->notices);
     vfprintf(loading->notices, format, arguments);
     fputc('\n', loading->notices);
     va_end(arguments);

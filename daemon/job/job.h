@@ -15,6 +15,8 @@
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
 
+#define NOTICE_HEAD "gaccd: "
+
 struct job_overrides {
     const char *const *sets; /* "key.path=value" as given with --set, in order */
     size_t set_count;
@@ -24,7 +26,7 @@ struct job_overrides {
 
 /* On success *out is freed with gacc__v1__job_spec__free_unpacked(*out, NULL). Globs are expanded and ${VAR} replaced;
  * files are not opened, but each must be there and readable (66). Notices (a dropped section, a doubtful lr) go to
- * `notices`, one line each with the program's name before it; may be NULL. A missing or unreadable job file is 66, a
+ * `notices`, one line each with NOTICE_HEAD before it; may be NULL. A missing or unreadable job file is 66, a
  * --set without = is 64, all else 78. */
 int job_load(Gacc__V1__JobSpec **out, const char *path, const struct job_overrides *overrides, FILE *notices,
              struct error *error);

@@ -41,6 +41,8 @@ struct header_record {
     const Gacc__V1__Memory *memory; /* of rank 0, which has the most; NULL: not known */
     char *const *versions;          /* "name version" */
     size_t version_count;
+    char *const *notices; /* of rank 0: events behind the header */
+    size_t notice_count;
     const char *resumed_from;            /* the checkpoint's directory; NULL: a fresh start */
     const struct step_counters *resumed; /* its counters; NULL as well */
     const struct header_change *changes; /* of the job, against that of the checkpoint */

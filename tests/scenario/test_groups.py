@@ -191,7 +191,7 @@ class Groups(toys.Training):
 
     def test_groups_thaw_and_freeze_at_their_step(self):
         """AdamW, g = −1e6 all along: lr a step. The weight is trained from the fourth step on, the bias up to the fifth, over skips and
-        resumes at any place and N; collective calls besides the step's own are three gathers or more where the layout changes."""
+        resumes at any place and N; the header counts what is trained there, and has the memory of the fourth; collective calls besides the step's own are three gathers or more where the layout changes."""
         groups = [{"match": "weight", "frozen_until": 3}, {"match": "bias", "frozen_from": 5}]
         job = job_of(
             LINEAR,
@@ -210,6 +210,10 @@ class Groups(toys.Training):
             self.assertEqual(
                 [step["lr_groups"] for step in out.steps], 3 * [[None, 0.01]] + 2 * [[0.01, 0.01]] + 3 * [[0.01, None]]
             )
+            self.assertEqual(out.header["trained"], 1)
+            planned = json.loads(self.call(harness.GACCD, "plan", "job.yaml", "-n", str(ranks), "--json").out)["memory"]
+            self.assertEqual(out.header["memory"], {row: planned[row] for row in out.header["memory"]})
+            self.assertEqual(out.header["memory"]["gradients"], 2 * 8)  # in the fourth and the fifth step
             moved = [step["collectives"]["control"] > 0 for step in out.steps]
             self.assertEqual(moved, [False, False, False, True, False, True, False, False])
         whole = self.moments("step-00000008")
@@ -219,6 +223,8 @@ class Groups(toys.Training):
             out = self.resume(job, ranks=then, arguments=("--set", "job.steps=8"))
             self.assert_near([out.tensors["weight"].item(), out.tensors["bias"].item()], [0.15, 0.05], 1e-9)
             self.assertEqual(sorted(self.moments("step-00000008")), whole)
+            header = self.log("header", f"run{self.count}")[-1]
+            self.assertEqual((header["trained"], header["memory"]["gradients"]), ({3: 2, 5: 1}[first], 2 * 8))
 
     def test_a_thaw_is_a_resume_with_other_groups(self):
         """A language model in bf16 with momentum of all kinds: what is trained from step 2 on has the bits of the job that was ended

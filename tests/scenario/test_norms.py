@@ -265,6 +265,22 @@ class Norms(toys.Training):
         for rows, changes in ((mixed, {}), (by_class, {"data_": {"order": "shuffled"}}), (by_class, {"model": {"norm_stats": "window"}})):
             self.assertNotIn(told, self.train(mlp(**changes), rows).err)
 
+    def test_doubts_about_a_job_stand_in_its_log_as_on_stderr(self):
+        """Of the command line, of the job and of its data; at every start, behind its header and with the attempt that it goes on from."""
+        job = mlp(checkpoint={"every": 1})
+        job["data"]["train"] = "data"
+        self.write("data", toys.csv_text(job, sorted(ROWS, key=lambda row: row[-1])))
+        for epochs in (1, 2):
+            done = self.run_job(job, arguments=["--set", f"job.epochs={epochs}"])
+            self.assertEqual(done.status, 0, done.err)
+            said = [line.removeprefix("gaccd: ").removeprefix("rank 0: ") for line in done.own_lines()]
+            self.assertEqual([text.split()[0] for text in said], ["--set", "model.norm", "model.norm"])
+            log = self.log()
+            begin = max(i for i, record in enumerate(log) if record["type"] == "header")
+            behind = log[begin - 1]["step"] if begin else 0
+            self.assertEqual([(record["type"], record.get("event"), record["step"], record.get("text")) for record in log[begin + 1 : begin + 5]],
+                             [("event", "notice", behind, text) for text in said] + [("step", None, behind + 1, None)])
+
     def test_verify_says_which_of_them_depend_on_the_split(self):
         said = {}
         for norm, model in (("batch", {}), ("batch", {"norm_stats": "window"}), ("group", {"norm_groups": 1})):
