@@ -274,7 +274,7 @@ class Adapters(toys.Training):
         ):
             job = gpt(steps=1, model_=model, optimizer_={"groups": [{"match": pattern}]})
             self.assertEqual(self.check(job, 78)[-1], f"gaccd: optimizer.groups.0.match: '{pattern}' {hint}")
-        job = mlp(steps=1, model_={"norm": "batch", "norm_stats": "window"}, optimizer_={"groups": [{"match": "*running*"}]})
+        job = mlp(steps=1, batch=2, model_={"norm": "batch", "norm_stats": "window"}, optimizer_={"groups": [{"match": "*running*"}]})
         refused = self.check(job, 78)
         self.assertEqual(refused, ["gaccd: optimizer.groups.0.match: '*running*' matches running statistics, which no optimizer moves"])
 
