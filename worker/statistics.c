@@ -103,6 +103,7 @@ static void clear_moments(struct moments *moments, size_t channels)
 void statistics_begin(struct statistics *statistics)
 {
     statistics->failure = (struct error){0};
+    statistics->has_single = false;
     for (size_t i = 0; i < statistics->count; i++)
         clear_moments(&statistics->stages[i].step, statistics->stages[i].channels);
 }
@@ -149,6 +150,7 @@ void statistics_settle(struct statistics *statistics, struct stage_statistics *s
 {
     if (statistics->gather && !statistics->failure.status)
         join_ranks(statistics, &stage->set, stage->channels, statistics->gather, &statistics->failure);
+    statistics->has_single |= stage->set.count == 1;
     moments_join(&stage->step, &stage->set, stage->channels);
 }
 

@@ -40,6 +40,7 @@ struct statistics {
     int (*gather)(void *context, const double *own, double *all, size_t count, struct error *error);
     void *context;
     uint32_t ranks;
+    bool has_single;      /* a set of the step had one value a channel: nothing of it is left behind the norm */
     double *gathered;     /* [ranks][1 + 2·channels], of the largest stage */
     struct error failure; /* the first that gather returned */
 };

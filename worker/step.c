@@ -309,6 +309,7 @@ static int step_done(struct session *session, struct step *step, Gacc__V1__Blame
     message.control_collectives = session->comm->counts.control;
     message.statistics_collectives = session->comm->counts.statistics;
     message.statistics_bytes = session->comm->counts.statistics_bytes;
+    message.single_value = session->statistics && session->statistics->has_single;
     message.seconds = &step->seconds;
     message.blame = blame;
     session->comm->counts = (struct comm_counts){0};

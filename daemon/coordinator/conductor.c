@@ -341,6 +341,7 @@ int conductor_step_done(struct conductor *c, uint32_t rank, const Gacc__V1__Step
     if (done->statistics_collectives > record->statistics_collectives)
         record->statistics_collectives = done->statistics_collectives;
     if (done->statistics_bytes > record->statistics_bytes) record->statistics_bytes = done->statistics_bytes;
+    attempt->single_value |= done->single_value;
     keep_seconds(record, done->seconds);
     if (done->seconds) from->step_seconds = done->seconds->data + done->seconds->compute + done->seconds->update;
     from->evaluated = done->evaluation != NULL;

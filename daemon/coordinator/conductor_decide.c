@@ -134,6 +134,7 @@ static void begin_record(struct conductor *c, const struct verdict *verdict, dou
     attempt->nonfinite = verdict->kind == VERDICT_IS_SKIP;
     attempt->norm_overflowed = verdict->norm_overflows;
     attempt->evaluates = false;
+    attempt->single_value = false;
     if (attempt->blame) gacc__v1__blame__free_unpacked(attempt->blame, NULL);
     attempt->blame = NULL;
     attempt->record = (struct step_record){

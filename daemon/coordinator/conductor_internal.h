@@ -45,8 +45,8 @@ struct rank {
 #define LAST_STEPS 120                    /* that GetStatus tells of */
 #define REQUESTS_SHOWN (SETTINGS_MAX + 4) /* by GetStatus, at most */
 
-/* One step with its evaluation, all warnings, and one event of its own. */
-#define RECORDS_MOST (2 + WARNINGS + 1)
+/* One step with its evaluation, all warnings, and two events of its own. */
+#define RECORDS_MOST (2 + WARNINGS + 2)
 
 /* The attempt whose decision is out and whose step_done are awaited. */
 struct attempt {
@@ -60,6 +60,7 @@ struct attempt {
     bool nonfinite;       /* some rank's shard, or the sum over ranks, was not finite … */
     bool norm_overflowed; /* … or all are, and their norm is too large */
     bool evaluates;
+    bool single_value; /* a set of BatchNorm's had one value a channel */
 };
 
 /* The job with other values. */
@@ -131,6 +132,7 @@ struct conductor {
     double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
     Gacc__V1__LastStep last[LAST_STEPS];    /* a ring of the last attempts … */
     uint64_t last_count;                    /* … of which there were so many */
+    bool told_single_value;                 /* once a start */
     char culprit[512];                      /* the last one named; empty: none yet */
 
     struct attempt attempt;

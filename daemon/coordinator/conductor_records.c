@@ -83,6 +83,16 @@ static void add_skip_event(struct conductor *c)
     }
 }
 
+/* Masks, or the short end of an epoch or of a batch, have left one row. */
+static void add_single_value_event(struct conductor *c)
+{
+    if (!c->attempt.single_value || c->told_single_value) return;
+    c->told_single_value = true;
+    add_event(c, "single_row",
+              "BatchNorm took its statistics over one row: nothing of it is left behind the norm (model.norm_stats: "
+              "window has the most rows, model.norm: group needs none)");
+}
+
 void conductor_complete_attempt(struct conductor *c)
 {
     struct attempt *attempt = &c->attempt;
@@ -98,6 +108,7 @@ void conductor_complete_attempt(struct conductor *c)
     conductor_keep_last(c, &attempt->record);
     if (attempt->evaluates) add_evaluation(c);
     add_skip_event(c);
+    add_single_value_event(c);
     for (uint32_t warning = 0; warning < WARNINGS; warning++)
         if (attempt->warnings >> warning & 1)
             add_event(c, warning_name((enum warning)warning), warning_text((enum warning)warning));

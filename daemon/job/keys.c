@@ -195,8 +195,8 @@ const struct key keys[] = {
              "frozen: the running ones, which do not move. sync: the micro-batches that the ranks are at; windows then "
              "communicate. window: the whole window of all ranks, stage by stage, so that the step is that of one big batch, "
              "whatever b, K and N are; what enters each norm is kept of every micro-batch, and a forward is run once more. "
-             "One row has no variance, so sets of one are refused; where masks or the short end of an epoch leave one, its "
-             "input is not seen behind the norm."},
+             "One row has no variance, so sets of one are refused; where masks or the short end of an epoch leave one, "
+             "nothing of it is left behind the norm, and an event `single_row` in the log says so once."},
     {"model.norm_momentum", KEY_NUMBER, OF_MODEL(norm_momentum), .fallback = "0.1", .most = 1, .above = true,
      WHEN(IF_HIDDEN, IF_BATCH_NORM, IF_MOVING),
      .help = "running = (1 − momentum)·running + momentum·the step's, once a step that is applied; the variance is unbiased."},

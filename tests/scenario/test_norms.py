@@ -150,6 +150,13 @@ class Norms(toys.Training):
                 wanted = train(rows, lambda part, sets=sets: sets(micro_batches(part)))
                 self.check(self.train(mlp(model={"norm_stats": stats}), rows, 2), wanted)
 
+    def test_a_set_that_masks_leave_one_row_is_told_once(self):
+        rows = [(0 if 5 <= i % 20 < 8 or i < 20 and not i % 4 else 1, *row[1:]) for i, row in enumerate(ROWS)]  # row 4 from step 2 on
+        for stats, ranks, at in (("micro", 1, [2]), ("micro", 2, [2]), ("window", 2, [])):
+            with self.subTest(stats=stats, ranks=ranks):
+                out = self.train(mlp(model={"norm_stats": stats}), rows, ranks)
+                self.assertEqual([event["step"] for event in out.events if event["event"] == "single_row"], at)
+
     def test_frozen_statistics_do_not_move(self):
         out = self.train(mlp(model={"norm_stats": "frozen"}), MASKED, 2)
         self.check(out, train(MASKED, whole, running=True))

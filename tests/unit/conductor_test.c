@@ -334,6 +334,24 @@ static void permanent_overflow_lies_at_the_minimum_and_ends_with_76(void **unuse
     conductor_close(w.conductor);
 }
 
+static void a_set_of_one_row_is_told_once(void **unused)
+{
+    (void)unused;
+    struct world w;
+    make(&w, 2, GACC__V1__COMPUTE__COMPUTE_FP32);
+    start(&w);
+    step(&w, NULL);
+    assert_int_equal(w.record_count, 1);
+    w.single_value = true;
+    step(&w, NULL);
+    assert_int_equal(w.record_count, 2);
+    assert_string_equal(w.records[1].event.event, "single_row");
+    assert_int_equal(w.records[1].event.step, 2);
+    step(&w, NULL);
+    assert_int_equal(w.record_count, 1);
+    conductor_close(w.conductor);
+}
+
 static void an_overflow_of_the_sum_has_no_culprit_and_says_so(void **unused)
 {
     (void)unused;
@@ -604,6 +622,7 @@ int main(void)
         cmocka_unit_test(the_record_tells_what_the_ranks_measured),
         cmocka_unit_test(more_than_ten_skips_in_200_steps_are_an_event),
         cmocka_unit_test(any_history_keeps_the_books),
+        cmocka_unit_test(a_set_of_one_row_is_told_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,6 +35,7 @@ struct world {
     bool (*weightless)(uint64_t epoch, uint64_t position); /* NULL: every sequence weighs `targets` */
 
     uint32_t reductions; /* that each rank counts */
+    bool single_value;   /* each rank found a set of one */
     uint32_t mute;       /* this rank has no evaluation to send; UINT32_MAX: all have */
 
     struct conductor *conductor;
@@ -296,6 +297,7 @@ static inline void done_all(struct world *w, uint64_t step, const struct twist *
         seconds.step = 0.25 * (r + 1);
         seconds.compute = 0.5 / (r + 1);
         done.seconds = &seconds;
+        done.single_value = w->single_value;
         evaluation.loss_sum = 3 * (r + 1);
         evaluation.weight = r + 1;
         evaluation.sequences = 5;
