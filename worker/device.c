@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <libgen.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,9 @@ struct gpu {
     int number;
     struct cuda_device_info info;
 };
+
+/* Kernels of a module were opened in this process: nothing of CUDA's is unloaded before it ends. */
+static atomic_bool has_run;
 
 /* --- the module ---------------------------------------------------------------------------------------------- */
 
@@ -61,6 +65,7 @@ static struct kernels *gpu_open_kernels(const struct device *device, const struc
     const struct gpu *gpu = (const struct gpu *)device;
     struct kernels_failure why = {0};
     struct kernels *kernels = gpu->table->kernels_open(options, gpu->number, &why);
+    if (kernels) atomic_store(&has_run, true);
     if (!kernels) error_set(error, why.unavailable ? STATUS_UNAVAILABLE : STATUS_INTERNAL, "%s", why.text);
     return kernels;
 }
@@ -77,7 +82,7 @@ static int gpu_open_comm(const struct device *device, struct comm **out, struct 
 static void gpu_close(struct device *device)
 {
     struct gpu *gpu = (struct gpu *)device;
-    if (gpu->module) dlclose(gpu->module);
+    if (gpu->module && !atomic_load(&has_run)) dlclose(gpu->module);
     free(gpu);
 }
 
