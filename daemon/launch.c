@@ -10,16 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/adapter_config.h"
 #include "daemon/checkpoint/resume.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/coordinator/run_directory.h"
-#include "daemon/gpt_config.h"
+#include "daemon/final.h"
 #include "daemon/interruption.h"
 #include "daemon/place.h"
 #include "daemon/verify/receipt.h"
@@ -617,32 +615,6 @@ static int say_cannot_start(const struct launch *launch, struct control *control
     return status ? status : error_set(error, why->status, "%s", why->text);
 }
 
-/* DIR/final/NAME */
-static const char *final_path(const struct launch *launch, const char *name, char path[PATH_MAX])
-{
-    snprintf(path, PATH_MAX, "%s/final%s", launch->job->job->output, name);
-    return path;
-}
-
-static int export_model(const struct launch *launch, struct session *session, struct error *error)
-{
-    const Gacc__V1__ModelSection *model = launch->job->model;
-    const bool first = launch->place.rank == 0;
-    char path[PATH_MAX]; /* the coordinator has seen that these paths are not too long */
-    if (first) mkdir(final_path(launch, "", path), 0777); /* a failure shows when files are written, on all ranks */
-    if (first && model->lora_rank > 0) mkdir(final_path(launch, "/adapter", path), 0777);
-    int status = session_write_model(session, final_path(launch, "/model.safetensors", path), error);
-    if (!status && model->lora_rank > 0)
-        status = session_write_adapters(session, final_path(launch, "/adapter/adapter_model.safetensors", path), error);
-    if (!status && first && model->lora_rank > 0)
-        status = adapter_config_write(model, final_path(launch, "/adapter/adapter_config.json", path), error);
-    if (!status && first && model->lora_rank > 0)
-        status = adapter_readme_write(model, final_path(launch, "/README.md", path), error);
-    if (!status && first && model->type == GACC__V1__MODEL_TYPE__MODEL_GPT)
-        status = gpt_config_write(model, final_path(launch, "/config.json", path), error);
-    return status;
-}
-
 /* Receipts of verify name the device, which is known only here, after the last fork. */
 static int choose_device(struct launch *launch, struct error *error)
 {
@@ -665,7 +637,8 @@ static int train(struct launch *launch, struct control *control, struct error *e
                        "micro-batch holds one class and its statistics are that class's: data.order shuffled, "
                        "model.norm_stats window or model.norm group helps");
     int status = session_run(session, error);
-    if (!status && !session_has_stopped(session)) status = export_model(launch, session, error);
+    if (!status && !session_has_stopped(session))
+        status = final_write(launch->job, launch->place.rank == 0, session, error);
     session_close(session);
     return status;
 }

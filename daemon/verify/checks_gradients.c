@@ -7,7 +7,7 @@
 
 #define DROPOUT 0.1           /* where the job has none */
 #define REFERENCE_SEQUENCES 3 /* the reference kernels are slow */
-#define ROUNDED_LEAST 12      /* sums that show an accumulator of the compute type with a chance of a half each … */
+#define ROUNDED_LEAST 32      /* sums that show an accumulator of the compute type with a chance of a half each … */
 #define ROUNDED_MOST 64       /* … and as many as are enough */
 
 static const struct {
@@ -106,14 +106,15 @@ bool checks_rounded(struct suite *suite, struct variant *variant, const char **w
     struct error error;
     const struct variant plain = variant_undivided(suite, FP32);
     const struct trial *trial = suite_trial(suite, &plain, &error);
-    const uint64_t parameters = trial ? trial->parameters : ROUNDED_LEAST;
+    const uint64_t numbers =
+        trial ? measure_longer(trial->gradient, trial->parameters, (int)formats[BF16].bits) : ROUNDED_LEAST;
     const uint32_t sequences = suite->probe.sequences;
     *variant = variant_split(suite, BF16, 1);
     variant->micro = 1;
     *why = suite_is_by_micro_batch(suite);
     if (*why && suite->job->model->norm == GACC__V1__NORM__NORM_BATCH) return false; /* one sequence is no set */
-    *why = "parameters and sequences are too few for rounding to tell";
-    return sequences > 2 && parameters * (sequences - 2) >= ROUNDED_LEAST;
+    *why = "gradients and sequences are too few for rounding to tell";
+    return sequences > 2 && numbers * (sequences - 2) >= ROUNDED_LEAST;
 }
 
 /* One sequence at a time, in both orders: every pass has the same bits, only the sums over passes differ, and they are
@@ -136,14 +137,14 @@ int check_bf16_accumulator(struct suite *suite, struct check *check, struct erro
             const struct trial *trial = result ? NULL : suite_applied(suite, &straight, 0, error);
             if (!trial) return -(int)error->status;
             between[i] += measure_longer(trial->gradient, trial->parameters, (int)formats[BF16].bits);
-            numbers += i * trial->parameters;
         }
+        numbers = between[0];
     }
     check->floor = fmax(apart[0], 0x1p-24);
     check_judge(check, apart[1], FLOORS * check->floor);
     check_say(check, "%" PRIu32 " micro-batches of one sequence, in both orders; floor: the same in fp32",
               suite->probe.sequences);
-    if (between[0] == 0 || between[1] > 0) return 0;
+    if (between[0] < ROUNDED_MOST || between[1] > 0) return 0;
     check_judge(check, 1, 0);
     check_say(check, "share of elements that are bf16 numbers, of which fp32 leaves %" PRIu64 " between two",
               between[0]);

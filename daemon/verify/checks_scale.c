@@ -71,13 +71,14 @@ int check_growth(struct suite *suite, struct check *check, struct error *error)
     double floor;
     if ((result = yardstick_floor(suite, FP16, growing.loss_scale, &floor, error))) return result;
     const struct trial *a = NULL, *b = NULL;
-    for (int i = 0; i < LOWER_SCALES && !b; i++) {
+    for (int i = 0; i < LOWER_SCALES && !a; i++) {
         growing.loss_scale = steady.loss_scale = first / pow(SCALE_MARGIN, i);
-        a = suite_applied(suite, &growing, 0, error);
-        b = a ? suite_applied(suite, &steady, 0, error) : NULL;
-        if (!b && error->status != STATUS_NUMERICS) return -(int)error->status;
+        b = suite_applied(suite, &steady, 0, error);
+        a = b ? suite_applied(suite, &growing, 0, error) : NULL;
+        if (!a && error->status != STATUS_NUMERICS) return -(int)error->status;
     }
     if (!b) return check_skip(check, "three steps so far leave fp16 at every S: %s", error->text);
+    if (!a) return -(int)error->status; /* those at a steady S do not */
     const double update = trial_update_norm(b);
     for (uint64_t i = 0; i < b->step_count; i++)
         if (update == 0 || b->steps[i].grad_norm == 0) return check_skip(check, "the gradient of the probe is zero");

@@ -57,7 +57,8 @@ static void a_right_job_passes_every_check(void **state)
         struct check check = check_of(&scenario, i, &(struct faults){0});
         if (!check.pass && !check.skipped)
             fail_msg("%s: %g of %g: %s", check.name, check.measured, check.allowed, check.note);
-        const bool has_none = i == CHECK_FP32_MPI || i == CHECK_RECOMPUTE || i == CHECK_RUNNING_STATISTICS;
+        const bool has_none = i == CHECK_FP32_MPI || i == CHECK_BF16_ACCUMULATOR || i == CHECK_RECOMPUTE ||
+                              i == CHECK_RUNNING_STATISTICS; /* a few numbers show no accumulator */
         if (check.skipped && !has_none) fail_msg("%s: %s", check.name, check.note);
     }
 }
