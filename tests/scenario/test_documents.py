@@ -1,6 +1,7 @@
 """What documents say about code and tests is so: functions that README names are there, and so are tests; those of its three
 questions are required of every run. Every requirement has a row."""
 import glob
+import json
 import os
 import re
 import shutil
@@ -54,6 +55,17 @@ class Documents(harness.Scenario):
             for names, suite in re.findall(r"((?:`\w+`(?: and |, )?)+) \((\w+)\)", cell.split("|")[2]):
                 named.update((suite, name) for name in re.findall(r"`(\w+)`", names))
         self.assertEqual(named, {line for line in required if len(line) == 2})
+
+    def test_readme_shows_every_check_and_fault_of_verify(self):
+        job, rows = harness.tape(steps=1, batch={"global": 4, "micro": 2}, model={"type": "tape", "size": 2})
+        self.write("tape.csv", "g0,g1\n" + "1,2\n" * 9)
+        job["data"]["train"] = "tape.csv"
+        self.write("job.yaml", json.dumps(job))
+        found = json.loads(self.call(harness.GACCD, "verify", "job.yaml", "--json", "--output", "run", limit=60).out)
+        shown = section(text_of("README.md"), "Verify: is it right on this job\\?")
+        for name in [check["name"] for check in found["checks"]] + [control["fault"] for control in found["negative_controls"]]:
+            self.assertRegex(shown, rf"(?m)^    {re.escape(name)} ")
+        self.assertIn(f"it plants {len(found['negative_controls'])} mistakes", shown)
 
     def test_what_the_migration_table_shows_is_a_job(self):
         """The keys of the worked example, in a job of their own; and every key that the table names is one."""
