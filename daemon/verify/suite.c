@@ -289,30 +289,12 @@ uint32_t variant_per_rank(const struct suite *suite, const struct variant *varia
 
 /* --- the probe ----------------------------------------------------------------------------------------------- */
 
-static int count_sequences(const Gacc__V1__JobSpec *job, uint64_t *count, struct error *error)
-{
-    struct data_shape shape;
-    struct data *data;
-    data_shape_of(job->model, &shape);
-    int result = data_open(&data, job->data, 't', &shape, error);
-    if (result) return result;
-    *count = data_sequences(data);
-    data_close(data);
-    return 0;
-}
-
 /* A batch without any weight has neither loss nor gradient to be looked at. */
-static int check_weight(const struct suite *suite, struct error *error)
+static int check_weight(const struct suite *suite, const struct data *data, struct error *error)
 {
-    struct data_shape shape;
-    struct data *data;
     double weight = 0;
-    data_shape_of(suite->job->model, &shape);
-    int result = data_open(&data, suite->job->data, 't', &shape, error);
-    if (result) return result;
     for (uint64_t i = 0; i < suite->probe.sequences; i++)
         weight += data_weight(data, data_sequence_at(data, suite->job->job->seed, 0, i));
-    data_close(data);
     if (weight > 0) return 0;
     return error_set(error, STATUS_DATA,
                      "data.train: none of the first %" PRIu32 " sequences, in the job's order, has weight: there is "
@@ -327,8 +309,8 @@ static double cpu_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* b: the job's own, or what one trial of two sequences says is affordable; on the CPU by
- * its own work, so that what else the machine does changes nothing. */
+/* b: the job's own, or what one trial of two sequences says is affordable; on the CPU by its own work, so that what
+ * else the machine does changes nothing. */
 static int affordable_micro(struct suite *suite, uint32_t ranks, uint32_t *micro, struct error *error)
 {
     const uint32_t b = suite->job->batch->micro, few = suite->probe.available > 1 ? 2 : 1;
@@ -368,13 +350,13 @@ static uint32_t ragged_micro(uint32_t sequences, uint32_t wanted, uint32_t ranks
     return 1;
 }
 
-static int choose_probe(struct suite *suite, uint64_t sequences, struct error *error)
+static int choose_of(struct suite *suite, const struct data *data, uint64_t sequences, struct error *error)
 {
     struct probe *probe = &suite->probe;
     const uint32_t ranks = suite->launcher ? suite->launcher->ranks : 1;
     uint32_t micro = 0;
-    int result = count_sequences(suite->job, &probe->available, error);
-    if (!result) result = affordable_micro(suite, ranks, &micro, error);
+    probe->available = data_sequences(data);
+    int result = affordable_micro(suite, ranks, &micro, error);
     if (result) return result;
     if (sequences > probe->available)
         return error_set(error, STATUS_USAGE, "--sequences %" PRIu64 ": the training data hold %" PRIu64, sequences,
@@ -382,7 +364,19 @@ static int choose_probe(struct suite *suite, uint64_t sequences, struct error *e
     if (!sequences) sequences = (uint64_t)MICRO_BATCHES_PER_RANK * micro * ranks + 1;
     probe->sequences = (uint32_t)(sequences < probe->available ? sequences : probe->available);
     probe->micro = ragged_micro(probe->sequences, micro, ranks > 2 ? ranks : 2);
-    return check_weight(suite, error);
+    return check_weight(suite, data, error);
+}
+
+static int choose_probe(struct suite *suite, uint64_t sequences, struct error *error)
+{
+    struct data_shape shape;
+    struct data *data;
+    data_shape_of(suite->job->model, &shape);
+    int result = data_open(&data, suite->job->data, 't', &shape, error);
+    if (result) return result;
+    result = choose_of(suite, data, sequences, error);
+    data_close(data);
+    return result;
 }
 
 int suite_open(struct suite *suite, const Gacc__V1__JobSpec *job, struct comm *launcher, const struct device *device,
