@@ -71,6 +71,7 @@ struct control_client {
     struct outbox sending;
     uint8_t *unwritten; /* what the socket did not take of a round of next_output */
     size_t unwritten_length, unwritten_capacity;
+    bool is_deaf;      /* the coordinator has closed: nothing can be sent, but why may be there to be read */
     bool greeted;      /* the coordinator knows this rank's name */
     bool taking_leave; /* a farewell came: the end of the stream is no loss */
     bool stopped;
@@ -325,12 +326,17 @@ static size_t next_output(struct control_client *client, const uint8_t **bytes)
 
 static void flush(struct control_client *client)
 {
-    for (;;) {
+    while (!client->is_deaf) {
         const uint8_t *bytes = client->unwritten;
         size_t length = client->unwritten_length;
         if (length == 0) length = next_output(client, &bytes);
         if (length == 0) return;
         ssize_t written = send(client->line.socket, bytes, length, MSG_NOSIGNAL);
+        if (written < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+            client->is_deaf = true;
+            client->unwritten_length = 0;
+            return;
+        }
         if (written < 0 && errno != EAGAIN && errno != EINTR) {
             lose(client, "%s", strerror(errno));
             return;

@@ -14,6 +14,8 @@
 
 /* ---- a call ---- */
 
+#define TRIES 4
+
 struct answer {
     const ProtobufCMessageDescriptor *kind;
     ProtobufCMessage *message; /* NULL: none came, or none of this kind */
@@ -48,18 +50,29 @@ static int converse(struct client *client, struct client_call *call, const Proto
     return status;
 }
 
-/* seconds 0: as long as it takes. 0: *answer is the caller's to free. */
+static int ask_once(const struct target *target, struct client_call *call, const ProtobufCMessage *request, int seconds,
+                    struct error *error)
+{
+    struct client *client = NULL;
+    call->was_refused = false;
+    int status = client_open(&client, target, error);
+    if (!status) status = converse(client, call, request, seconds, error);
+    if (!status) status = outcome_of_call(target, call->code, call->text, error);
+    client_close(client);
+    return status;
+}
+
+/* seconds 0: as long as it takes. 0: *answer is the caller's to free. A connection that had to make room for others
+ * before its call came is no failure yet. */
 static int ask(const struct arguments *arguments, const char *path, const ProtobufCMessage *request, int seconds,
                const ProtobufCMessageDescriptor *kind, ProtobufCMessage **answered)
 {
     struct answer answer = {.kind = kind};
     struct client_call call = {.path = path, .message = on_message, .context = &answer};
-    struct client *client = NULL;
     struct error *error = arguments->error;
-    int status = client_open(&client, arguments->target, error);
-    if (!status) status = converse(client, &call, request, seconds, error);
-    if (!status) status = outcome_of_call(arguments->target, call.code, call.text, error);
-    client_close(client);
+    int status = -STATUS_UNAVAILABLE;
+    for (int tries = 0; tries == 0 || (status && call.was_refused && tries < TRIES); tries++)
+        status = ask_once(arguments->target, &call, request, seconds, error);
     if (!status && !answer.message)
         status = error_set(error, STATUS_UNAVAILABLE, "%s: the answer is no %s", arguments->target->endpoint,
                            kind->short_name);

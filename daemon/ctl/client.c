@@ -23,6 +23,7 @@ struct client {
     bool has_heard; /* the server, anything */
     int64_t heard;  /* milliseconds: the last byte from it */
     bool pinged;    /* since then */
+    bool is_deaf;   /* the server has closed: nothing can be sent, but its last words may be there to be read */
 };
 
 static int64_t now(void)
@@ -43,11 +44,13 @@ static int lost(const struct client *client, int number, struct error *error)
     return error_set(error, STATUS_UNAVAILABLE, "%s: the coordinator has closed the connection", endpoint);
 }
 
-static int send_bytes(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+static int send_bytes(struct client *client, const uint8_t *bytes, size_t length, struct error *error)
 {
-    while (length > 0) {
+    while (length > 0 && !client->is_deaf) {
         ssize_t written = send(client->fd, bytes, length, MSG_NOSIGNAL);
         if (written < 0 && errno == EINTR) continue;
+        client->is_deaf = written < 0 && (errno == EPIPE || errno == ECONNRESET);
+        if (client->is_deaf) return 0;
         if (written < 0) return lost(client, errno == EAGAIN ? ETIMEDOUT : errno, error);
         bytes += written;
         length -= (size_t)written;
@@ -95,7 +98,7 @@ static int open_bytes(struct client *client, struct error *error)
 
 /* ---- between bytes and gRPC ---- */
 
-static int send_plain(const struct client *client, const uint8_t *bytes, size_t length, struct error *error)
+static int send_plain(struct client *client, const uint8_t *bytes, size_t length, struct error *error)
 {
     if (!client->tls) return send_bytes(client, bytes, length, error);
     uint8_t sealed[16384];
@@ -216,6 +219,7 @@ static void on_gone(struct rpc_call *rpc, void *context)
     struct client_call *call = context;
     const char *text;
     call->over = true;
+    call->was_refused = rpc_call_was_refused(rpc);
     call->code = rpc_call_status(rpc, &text);
     snprintf(call->text, sizeof call->text, "%s", text ? text : "");
 }
@@ -226,7 +230,7 @@ int client_begin(struct client *client, struct client_call *call, const Protobuf
     snprintf(bearer, sizeof bearer, "Bearer %s", client->target->token);
     const char *const metadata[] = {"authorization", bearer, NULL};
     call->method = (struct rpc_method){.path = call->path, .message = on_message, .gone = on_gone};
-    call->over = false;
+    call->over = call->was_refused = false;
     const size_t length = protobuf_c_message_get_packed_size(request);
     uint8_t *bytes = malloc(length + 1);
     if (!bytes) return error_set(error, STATUS_INTERNAL, "out of memory");
@@ -234,6 +238,7 @@ int client_begin(struct client *client, struct client_call *call, const Protobuf
     struct rpc_call *rpc =
         rpc_call_begin(client->connection, &call->method, call, client->target->token[0] ? metadata : NULL, 0);
     const int refused = !rpc || rpc_call_send(rpc, bytes, length);
+    call->was_refused = !rpc;
     if (!refused) rpc_call_half_close(rpc);
     free(bytes);
     return refused ? error_set(error, STATUS_UNAVAILABLE, "%s: takes no more calls", client->target->endpoint) : 0;

@@ -27,6 +27,7 @@ struct client_call {
     bool over;
     enum rpc_code code;
     char text[256];
+    bool was_refused; /* not begun by the server, which turned its connection away: it may be made again on another */
     struct rpc_method method;
 };
 

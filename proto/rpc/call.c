@@ -200,6 +200,11 @@ enum rpc_code rpc_call_status(const struct rpc_call *call, const char **text)
     return call->code;
 }
 
+bool rpc_call_was_refused(const struct rpc_call *call)
+{
+    return call->was_refused;
+}
+
 void rpc_call_set_user(struct rpc_call *call, void *user)
 {
     call->user = user;

@@ -86,6 +86,7 @@ static bool parse_code(const char *text, enum rpc_code *code)
 static void closed(struct rpc_call *call, uint32_t http2_error)
 {
     if (call->settled) return;
+    call->was_refused = http2_error == NGHTTP2_REFUSED_STREAM;
     const char *status = rpc_call_metadata(call, "grpc-status");
     const char *message = rpc_call_metadata(call, "grpc-message");
     enum rpc_code code;

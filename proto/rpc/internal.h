@@ -89,6 +89,7 @@ struct rpc_call {
     bool over;         /* finished, cancelled or broken: no more messages to the caller */
     bool cancelled;    /* the reset is ours, not the peer's doing */
     bool settled;      /* code and text are final */
+    bool was_refused;  /* client: the peer did not begin it */
     bool heard;        /* server: a message has been handed out */
     enum rpc_code code;
     int deadline_milliseconds; /* as the client sent it, −1: none */

@@ -132,6 +132,9 @@ const char *rpc_call_metadata(const struct rpc_call *call,
 int rpc_call_deadline(const struct rpc_call *call); /* server: grpc-timeout in ms, −1: none */
 const struct rpc_method *rpc_call_method(const struct rpc_call *call);
 enum rpc_code rpc_call_status(const struct rpc_call *call, const char **text); /* client, in gone */
+/* Client, in gone: the peer has said that it did not begin the call, which may be made again elsewhere (RFC 9113, 8.7).
+ */
+bool rpc_call_was_refused(const struct rpc_call *call);
 void rpc_call_set_user(struct rpc_call *call, void *user);
 void *rpc_call_user(const struct rpc_call *call);
 struct rpc_connection *rpc_call_connection(const struct rpc_call *call);

@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import grpc
 
 import harness
+import http2
 from control_stubs import Fake, control_pb2
 
 
@@ -193,6 +195,62 @@ class Gaccctl(harness.Scenario):
     def ask(self, fake, *words):
         self.addCleanup(fake.server.stop, None)
         return self.call(harness.GACCCTL, "--connect", f"127.0.0.1:{fake.port}", *words)
+
+    def served(self, *conversations):
+        """gaccctl's `stop`, where one connection after the other is served by hand: functions of a socket on which a call has come whole."""
+        path = os.path.join(self.directory, "by-hand")
+
+        def serve():
+            for conversation in conversations:
+                sock, _ = listener.accept()
+                with sock:
+                    data = b""
+                    while not any(kind == http2.DATA and flags & http2.END_STREAM for kind, flags, _, _ in http2.split(data[len(http2.PREFACE):])[0]):
+                        data += sock.recv(65536)
+                    conversation(sock)
+
+        with socket.create_server(path, family=socket.AF_UNIX) as listener:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            done = self.call(harness.GACCCTL, "--connect", f"unix:{path}", "stop")
+            thread.join(10)
+        os.remove(path)
+        self.assertFalse(thread.is_alive())
+        return done
+
+    @staticmethod
+    def answer(sock):
+        body = control_pb2.Effect(step=5, optimizer_steps=4).SerializeToString()
+        head = http2.field(":status", "200") + http2.field("content-type", "application/grpc")
+        sock.sendall(http2.settings() + http2.frame(http2.HEADERS, http2.END_HEADERS, 1, head) + http2.frame(http2.DATA, 0, 1, http2.message(body))
+                     + http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, http2.field("grpc-status", "0")))
+
+    def test_the_answer_of_who_takes_nothing_any_more(self):
+        """Who answers last of all and is gone does not take what gaccctl has to say meanwhile: here, that a PING has come."""
+        def answer_at_last(sock):
+            sock.shutdown(socket.SHUT_RD)
+            sock.sendall(http2.settings() + http2.frame(http2.PING, payload=bytes(8)))
+            time.sleep(0.2)
+            self.answer(sock)
+
+        done = self.served(answer_at_last)
+        self.assertEqual((done.status, done.err), (0, ""))
+        self.assertIn("stops after step 4 (attempt 5)", done.out)
+
+    def test_who_could_not_begin_a_call_calls_again(self):
+        """GOAWAY below the call, and REFUSED_STREAM, say that it was not begun (RFC 9113, 8.7); a few times, and of nothing else."""
+        def turn_away(sock):
+            sock.sendall(http2.settings() + http2.frame(http2.GOAWAY, payload=bytes(8)))
+
+        def refuse(sock):
+            sock.sendall(http2.settings() + http2.frame(http2.RST_STREAM, 0, 1, bytes([0, 0, 0, 7])))
+
+        def cancel(sock):
+            sock.sendall(http2.settings() + http2.frame(http2.RST_STREAM, 0, 1, bytes([0, 0, 0, 8])))
+
+        self.assertEqual(self.served(turn_away, refuse, self.answer).status, 0)
+        self.assertEqual(self.served(*[turn_away] * 4).status, 69)
+        self.assertEqual(self.served(cancel).status, 69)
 
     def test_changes_say_behind_which_step(self):
         effect = control_pb2.Effect(step=123, optimizer_steps=120)

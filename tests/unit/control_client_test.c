@@ -34,6 +34,7 @@ enum behaviour {
     GARBAGE_TO_REPORT,   /* bytes that are no message */
     WELCOME_TO_REPORT,   /* a message nobody waits for */
     SILENT_ON_REPORT,    /* reads no more */
+    LEAVES_ON_REPORT,    /* takes nothing any more, and says why a moment later */
     IGNORES_REPORT,
 };
 
@@ -47,6 +48,7 @@ struct server {
     atomic_int states, steps_done;
     _Atomic uint64_t last_state; /* step·100 + state */
     bool hang_up, silent;
+    struct rpc_call *left; /* of whom it takes leave */
 };
 
 static void answer(struct rpc_call *call, const Gacc__V1__CoordinatorMessage *message)
@@ -114,6 +116,9 @@ static void answer_report(struct server *server, struct rpc_call *call, const Ga
     case SILENT_ON_REPORT:
         server->silent = true;
         break;
+    case LEAVES_ON_REPORT:
+        server->left = call;
+        break;
     case IGNORES_REPORT:
         break;
     default:
@@ -172,6 +177,31 @@ static const struct rpc_method methods[] = {
     {0},
 };
 
+static void pause_ms(long milliseconds)
+{
+    nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
+}
+
+static void send_output(const struct server *server, struct rpc_connection *connection, int fd)
+{
+    const uint8_t *bytes;
+    for (size_t size; !server->hang_up && (size = rpc_output(connection, &bytes)) > 0;) {
+        if (send(fd, bytes, size, MSG_NOSIGNAL) < 0) break;
+    }
+}
+
+/* The PING wants an answer, which cannot be sent. */
+static void take_leave(struct server *server, struct rpc_connection *connection, int fd)
+{
+    shutdown(fd, SHUT_RD);
+    rpc_ping(connection);
+    send_output(server, connection, fd);
+    pause_ms(100);
+    answer_farewell(server->left, 70, "rank 3 is gone");
+    send_output(server, connection, fd);
+    server->hang_up = true;
+}
+
 static void serve(struct server *server, int fd)
 {
     struct rpc_connection *connection;
@@ -183,10 +213,8 @@ static void serve(struct server *server, int fd)
         if (poll(&ready, 1, 10) <= 0) continue;
         ssize_t length = recv(fd, buffer, sizeof buffer, 0);
         if (length <= 0 || rpc_input(connection, buffer, (size_t)length, &error) != 0) break;
-        const uint8_t *bytes;
-        for (size_t size; !server->hang_up && (size = rpc_output(connection, &bytes)) > 0;) {
-            if (send(fd, bytes, size, MSG_NOSIGNAL) < 0) break;
-        }
+        send_output(server, connection, fd);
+        if (server->left) take_leave(server, connection, fd);
     }
     rpc_close(connection);
 }
@@ -367,11 +395,6 @@ static void finish(struct line *line)
     gacc__v1__farewell__free_unpacked(farewell, NULL);
 }
 
-static void pause_ms(long milliseconds)
-{
-    nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
-}
-
 static double seconds(void)
 {
     struct timespec now;
@@ -445,6 +468,18 @@ static void *interrupt(void *context)
     struct line *line = context;
     assert_true(control_client_interrupt(line->control, "SIGTERM", 2, NULL));
     return NULL;
+}
+
+static void test_a_farewell_is_read_though_nothing_can_be_sent_any_more(void **state)
+{
+    (void)state;
+    struct line line;
+    assert_int_equal(line_open(&line, LEAVES_ON_REPORT, listen_unix, 5), 0);
+    assert_int_equal(say_hello(&line), 0);
+    assert_int_equal(report_step(&line, 0), -STATUS_INTERNAL);
+    assert_string_equal(line.error.text, "rank 3 is gone");
+    line_close(&line);
+    assert_int_equal(line.heard.losses, 0);
 }
 
 static void test_an_interruption_is_told_beside_a_caller_that_waits(void **state)
@@ -689,6 +724,7 @@ int main(void)
         cmocka_unit_test(test_a_job_from_hello_to_farewell_over_tcp),
         cmocka_unit_test(test_a_farewell_to_hello_is_the_callers),
         cmocka_unit_test(test_an_unsolicited_farewell_is_an_event_and_frees_the_caller),
+        cmocka_unit_test(test_a_farewell_is_read_though_nothing_can_be_sent_any_more),
         cmocka_unit_test(test_an_interruption_is_told_beside_a_caller_that_waits),
         cmocka_unit_test(test_an_interruption_before_hello_is_a_hello_that_fails),
         cmocka_unit_test(test_a_coordinator_that_dies_is_lost),
