@@ -223,8 +223,9 @@ def answers_that_nobody_reads(target, how):
     """The server stops reading, and keeps little: calls and pings without end on a connection whose peer does not read."""
     path = "/gacc.v1.Control/GetStatus" if target.trust in OPERATORS else None
     peer = how.hold(Peer(target, hello=False, reads=False))
+    peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     peer.send(http2.PREFACE + http2.settings((http2.INITIAL_WINDOW_SIZE, http2.WINDOW_MAX)) + http2.window_update(0, http2.WINDOW_MAX - 65535))
-    for first in range(1, 500000, 100):  # more than any socket's buffers hold
+    for first in range(1, 2000000, 100):  # a refusal takes 13 bytes, a server's socket 4 MB
         calls = (target.begin(path, stream) + frame(DATA, END_STREAM, stream, http2.message()) for stream in range(first, first + 100, 2))
         if not peer.send(b"".join(calls) + frame(PING, payload=bytes(8)), 0.3):
             return True
