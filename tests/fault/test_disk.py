@@ -233,7 +233,7 @@ class Disk(toys.Training, faults.Faults):
         log = harness.read_log(self.path("run"))
         steps = [record["step"] for record in log if record["type"] == "step"]
         self.assertEqual((steps, log[-1]["type"]), (list(range(1, len(steps) + 1)), "end"))
-        self.assertGreaterEqual(len(steps), 7)
+        self.assertGreater(len(steps), 4)  # lines that were refused: those behind the checkpoint's
 
     def test_two_failures_in_a_row_end_the_job_with_74(self):
         """case 22-3: a file system without room for another; the last good one is intact, and the job goes on when there is."""
