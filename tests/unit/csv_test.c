@@ -132,6 +132,15 @@ static void classes_are_whole_numbers_in_range(void **state)
     refused(&classes, "x0,y0\n1,1e300\n", ":2: column y0: '1e300' wanted a class in 0…2");
 }
 
+static void what_a_critic_learns_is_real_or_not_or_between(void **state)
+{
+    (void)state;
+    const struct data_shape critic = {.inputs = 1, .outputs = 1, .critic = true};
+    data_close(accepted(&critic, "x0,y0\n7,1\n7,-1.0\n7,0\n7,-0\n"));
+    refused(&critic, "x0,y0\n1,1\n1,0.5\n", ":3: column y0: '0.5' wanted 1 (real), -1 (not real) or 0 (between)");
+    refused(&critic, "x0,y0\n1,2\n", ":2: column y0: '2' wanted 1 (real), -1 (not real) or 0 (between)");
+}
+
 static void what_is_no_number_is_refused(void **state)
 {
     (void)state;
@@ -343,6 +352,7 @@ int main(void)
         cmocka_unit_test(line_ends_blanks_and_a_byte_order_mark_do_not_matter),
         cmocka_unit_test(a_tape_takes_inf_and_nan),
         cmocka_unit_test(classes_are_whole_numbers_in_range),
+        cmocka_unit_test(what_a_critic_learns_is_real_or_not_or_between),
         cmocka_unit_test(what_is_no_number_is_refused),
         cmocka_unit_test(a_negative_weight_is_refused),
         cmocka_unit_test(a_weight_that_would_become_0_is_refused),

@@ -189,6 +189,9 @@ static void images_and_labels_have_to_fit_each_other_and_the_model(void **state)
             ": label 2 (byte 10) is -1, wanted 0…2 (model.outputs 3)");
     refused(&digits, images, IMAGES_SIZE, "\0\0\x0D\x01\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\0", 20, 'y',
             ": holds f32, but classes are whole numbers");
+    const struct data_shape critic = {.inputs = 4, .outputs = 1, .critic = true};
+    refused(&critic, images, IMAGES_SIZE, labels, LABELS_SIZE, 'y',
+            ": label 0 (byte 8) is 2, wanted 1 (real), -1 (not real) or 0 (between)");
     char *x_path = scratch_file("images", images, IMAGES_SIZE), *whole;
     assert_true(asprintf(&whole, ": labels 2 images, but %s holds 3", x_path) > 0);
     unsigned char two[] = "\0\0\x08\x01\0\0\0\x02\0\0";

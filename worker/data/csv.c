@@ -259,6 +259,7 @@ static const char *parse_number(const struct data_shape *shape, size_t column, c
         return "below the range of double precision, where it would mask its row";
     if (y && shape->classes && !(*value >= 0 && *value < shape->classes && *value == floor(*value)))
         return "wanted a class";
+    if (y && shape->critic && !is_critics(*value)) return "wanted 1 (real), -1 (not real) or 0 (between)";
     return NULL;
 }
 

@@ -45,7 +45,7 @@ void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape
             shape->outputs = 1;
         }
         shape->penalty = model->penalty > 0;
-        shape->between = model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN;
+        shape->critic = model->loss == GACC__V1__LOSS__LOSS_WASSERSTEIN;
         break;
     case GACC__V1__MODEL_TYPE__MODEL_LINEAR:
         shape->inputs = model->inputs;
@@ -174,7 +174,7 @@ int data_read(struct data *data, uint64_t sequence, struct micro_batch *batch, s
     int result = data->class->read(data, sequence, batch, error);
     if (result < 0) return result;
     batch->sequence[batch->rows] = sequence;
-    if (batch->share) batch->share[batch->rows] = !data->shape.between || batch->y[batch->rows] == 0;
+    if (batch->share) batch->share[batch->rows] = !data->shape.critic || batch->y[batch->rows] == 0;
     batch->weight_sum += data->class->weight(data, sequence);
     batch->rows++;
     return 0;

@@ -22,7 +22,7 @@ struct data_shape {
     bool image;    /* the inputs are an image: model.image says how many, not model.inputs */
     uint32_t size; /* tape: g0… */
     bool penalty;  /* rows have shares of a penalty, */
-    bool between;  /* those whose y is not 0 have none */
+    bool critic;   /* y is −1, 0 or 1, and those whose y is not 0 have none */
 };
 void data_shape_of(const Gacc__V1__ModelSection *model, struct data_shape *shape);
 

@@ -64,6 +64,12 @@ uint64_t data_lay_rows(struct data *data, const struct part *part, uint64_t rows
 /* The file in which a sequence lies. */
 size_t data_file_of(const struct data *data, uint64_t sequence);
 
+/* As model.loss wasserstein has it. */
+static inline bool is_critics(double y)
+{
+    return y == -1 || y == 0 || y == 1;
+}
+
 struct data_class {
     bool tokens; /* feeds language models; else the others */
     int (*open)(struct data **out, Gacc__V1__DataFormat format, const struct part *part, const struct data_shape *shape,

@@ -212,6 +212,18 @@ static int check_classes(const struct file *file, const struct idx_header *heade
     return 0;
 }
 
+static int check_critics(const struct file *file, const struct idx_header *header, const double *labels, uint64_t first,
+                         size_t count, struct error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!is_critics(labels[i]))
+            return error_set(error, STATUS_DATA,
+                             "%s: label %" PRIu64 " (byte %" PRIu64 ") is %g, wanted 1 (real), -1 (not real) or 0 "
+                             "(between)",
+                             file->path, first + i, header->begin + (first + i) * header->width, labels[i]);
+    return 0;
+}
+
 static int read_labels(const struct images *images, const struct file *file, const struct idx_header *header,
                        const struct ids *masked, double *labels, struct error *error)
 {
@@ -228,6 +240,8 @@ static int read_labels(const struct images *images, const struct file *file, con
         const size_t bad = nonfinite_at(labels + first, count);
         if (bad < count) return refuse_number(file, header, first + bad, error);
         if (classes) result = check_classes(file, header, labels + first, first, count, classes, masked, error);
+        if (images->data.shape.critic && !result)
+            result = check_critics(file, header, labels + first, first, count, error);
         first += count;
     }
     return result;
