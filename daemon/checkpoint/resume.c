@@ -115,28 +115,28 @@ int resume_find(struct resume *resume, const char *output, const char *how, stru
     return status;
 }
 
-/* Those that --set is not in place of, and that the job still has. */
-static int choose_settings(struct job_settings *settings, const Gacc__V1__JobSpec *job,
-                           const struct job_overrides *overrides, struct error *error)
+/* Those that --set is not in place of. */
+static int choose_settings(struct job_settings *settings, const struct job_overrides *overrides, struct error *error)
 {
     struct job_settings chosen = {0};
     int status = 0;
     for (size_t i = 0; i < settings->count && !status; i++)
-        if (!job_is_named(overrides, settings->each[i].path) && job_is_live(job, settings->each[i].path))
+        if (!job_is_named(overrides, settings->each[i].path))
             status = job_settings_put(&chosen, settings->each[i].path, settings->each[i].value, error);
     job_settings_free(settings);
     *settings = chosen;
     return status;
 }
 
-static int apply_settings(const struct job_settings *settings, Gacc__V1__JobSpec *job, uint32_t ranks,
-                          struct error *error)
+/* Those that the job still has. */
+static int apply_settings(struct job_settings *settings, Gacc__V1__JobSpec *job, uint32_t ranks, struct error *error)
 {
     Gacc__V1__JobSpec *with;
     struct job_changes changes;
     float scale;
-    if (settings->count == 0) return 0;
-    int status = job_set_live(&with, job, settings, ranks, &changes, &scale, error);
+    int status = job_settings_drop(settings, job, error);
+    if (!status && settings->count == 0) return 0;
+    if (!status) status = job_set_live(&with, job, settings, ranks, &changes, &scale, error);
     if (status) {
         error->status = error->status == STATUS_INTERNAL ? STATUS_INTERNAL : STATUS_JOB;
         error_prefix(error, "set while the job ran, and no longer possible (--set is stronger)");
@@ -157,7 +157,7 @@ int resume_take_job(struct resume *resume, Gacc__V1__JobSpec *job, const struct 
                     uint32_t ranks, struct error *error)
 {
     if (!resume->found) return 0;
-    int status = choose_settings(&resume->manifest.settings, job, overrides, error);
+    int status = choose_settings(&resume->manifest.settings, overrides, error);
     if (!status) status = apply_settings(&resume->manifest.settings, job, ranks, error);
     if (!status) status = job_compare(&resume->changes, resume->manifest.job, job, overrides, error);
     if (!status) status = job_changes_check(&resume->changes, error);

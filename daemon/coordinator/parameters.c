@@ -50,7 +50,8 @@ static int add_settings(struct job_settings *all, const struct job_settings *ask
         status = job_settings_put(all, asked->each[i].path, value ? value : "", error);
         free(value);
     }
-    if (!status && all->count > SETTINGS_MAX) /* the same command could not go on with them */
+    if (!status) status = job_settings_drop(all, job, error); /* what a choice took along */
+    if (!status && all->count > SETTINGS_MAX)                 /* the same command could not go on with them */
         status = error_set(error, STATUS_UNAVAILABLE, "more than %d keys would have been set while the job runs",
                            SETTINGS_MAX);
     return status;

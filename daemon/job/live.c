@@ -148,8 +148,10 @@ static int parse_with(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, con
     const struct job_overrides overrides = {.sets = sets, .set_count = count, .ranks = ranks};
     int status = job_parse(out, text, length, NAME, &overrides, NULL, error);
     free(text);
-    if (status) strip_place(error);
-    return status;
+    if (!status) return 0;
+    strip_place(error);
+    if (error->status == STATUS_USAGE) error->status = STATUS_JOB; /* there is no command line either */
+    return -(int)error->status;
 }
 
 /* "path=value"; free() it. */
@@ -190,8 +192,7 @@ static int check_live(const struct key_place *place, const char *path, struct er
     return error_set(error, STATUS_UNAVAILABLE, unchangeable, path, "", "");
 }
 
-/* A path that the job does not have is refused in the words in which --set refuses it. */
-static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
+static int check_form(const struct job_setting *setting, struct error *error)
 {
     const char *path = setting->path;
     if (!*path || strchr(path, '=') || text_fault(path, strlen(path), true) || strlen(path) > VALUE_MAX)
@@ -200,6 +201,13 @@ static int check_setting(const Gacc__V1__JobSpec *job, const struct job_setting 
     if (strlen(setting->value) > VALUE_MAX) return error_set(error, STATUS_JOB, "%.200s: the value is too long", path);
     if (strchr(path, '*'))
         return error_set(error, STATUS_JOB, "%.200s: a number is wanted in place of *, from 0", path);
+    return 0;
+}
+
+/* A path that the job does not have is refused in the words in which --set refuses it. */
+static int check_place(const Gacc__V1__JobSpec *job, const struct job_setting *setting, struct error *error)
+{
+    const char *path = setting->path;
     if (!strcmp(path, LIVE_SCALE) && !has_dynamic_scale(job))
         return error_set(error, STATUS_UNAVAILABLE, "%s: %s", path,
                          job->precision->loss_scale ? "precision.loss_scale.mode static: the scale never moves"
@@ -249,6 +257,36 @@ static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
     int status = whole ? parse_with(out, job, (const char *const *)sets, count, ranks, error)
                        : error_set(error, STATUS_INTERNAL, "out of memory");
     while (count > 0) free(sets[--count]);
+    return status;
+}
+
+/* The job with those of the settings that other keys depend on: what else is set has to be a key of this one. */
+static int apply_choices(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
+                         struct error *error)
+{
+    struct job_settings choices = {0};
+    int status = 0;
+    for (size_t i = 0; i < settings->count && !status; i++) {
+        const struct key_place place = key_follow(job, settings->each[i].path);
+        if (is_live(&place) && place.key->selects)
+            status = job_settings_put(&choices, settings->each[i].path, settings->each[i].value, error);
+    }
+    if (!status) status = apply(out, job, &choices, 0, error);
+    job_settings_free(&choices);
+    return status;
+}
+
+int job_settings_drop(struct job_settings *settings, const Gacc__V1__JobSpec *job, struct error *error)
+{
+    Gacc__V1__JobSpec *chosen = NULL;
+    struct job_settings kept = {0};
+    int status = apply_choices(&chosen, job, settings, error);
+    for (size_t i = 0; i < settings->count && !status; i++)
+        if (job_is_live(chosen, settings->each[i].path))
+            status = job_settings_put(&kept, settings->each[i].path, settings->each[i].value, error);
+    if (chosen) gacc__v1__job_spec__free_unpacked(chosen, NULL);
+    job_settings_free(status ? &kept : settings);
+    if (!status) *settings = kept;
     return status;
 }
 
@@ -327,11 +365,13 @@ static int add_unchanged(struct job_changes *changes, const Gacc__V1__JobSpec *j
     return 0;
 }
 
-static int check_changes(const Gacc__V1__JobSpec *job, const struct job_changes *changes, struct error *error)
+/* What a choice brings or takes along is a key of one of the two jobs only. */
+static int check_changes(const Gacc__V1__JobSpec *was, const Gacc__V1__JobSpec *now, const struct job_changes *changes,
+                         struct error *error)
 {
     for (size_t i = 0; i < changes->count; i++) {
         const char *key = changes->each[i].key;
-        if (!job_is_live(job, key))
+        if (!job_is_live(was, key) && !job_is_live(now, key))
             return error_set(error, STATUS_UNAVAILABLE,
                              "%s: would change from %.100s to %.100s, and cannot while the job runs", key,
                              changes->each[i].was ? changes->each[i].was : "nothing",
@@ -343,19 +383,23 @@ static int check_changes(const Gacc__V1__JobSpec *job, const struct job_changes 
 int job_set_live(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
                  uint32_t ranks, struct job_changes *changes, float *scale, struct error *error)
 {
+    Gacc__V1__JobSpec *chosen = NULL;
     int status = 0;
     *out = NULL;
     *scale = 0;
     *changes = (struct job_changes){0};
     if (settings->count == 0 || settings->count > SETTINGS_MAX)
         return error_set(error, STATUS_JOB, "between 1 and %d settings are taken at a time", SETTINGS_MAX);
-    for (size_t i = 0; i < settings->count && !status; i++) status = check_setting(job, &settings->each[i], error);
+    for (size_t i = 0; i < settings->count && !status; i++) status = check_form(&settings->each[i], error);
+    if (!status) status = apply_choices(&chosen, job, settings, error);
+    for (size_t i = 0; i < settings->count && !status; i++) status = check_place(chosen, &settings->each[i], error);
+    if (chosen) gacc__v1__job_spec__free_unpacked(chosen, NULL);
     if (!status) status = apply(out, job, settings, ranks, error);
     const struct job_setting *current = find(settings, LIVE_SCALE);
     if (!status && current) status = read_scale(*out, current->value, ranks, scale, error);
     if (!status) status = job_compare(changes, job, *out, NULL, error);
     if (!status) status = name_groups(changes, job, *out, settings, error);
-    if (!status) status = check_changes(job, changes, error);
+    if (!status) status = check_changes(job, *out, changes, error);
     if (!status) status = add_unchanged(changes, job, settings, error);
     if (!status) keep_ratios(job, *out);
     if (!status) status = job_set_digest(*out, error);

@@ -25,6 +25,9 @@ struct job_settings {
 int job_settings_put(struct job_settings *settings, const char *path, const char *value, struct error *error);
 /* 70: out of memory, with *to empty. */
 int job_settings_copy(struct job_settings *to, const struct job_settings *from, struct error *error);
+/* Leaves those that a job takes which has their choices beside its own: precision.loss_scale.retries goes where
+ * on_overflow: skip is set. 78: one of the choices cannot be, 70: out of memory; both leave the list as it is. */
+int job_settings_drop(struct job_settings *settings, const Gacc__V1__JobSpec *job, struct error *error);
 void job_settings_free(struct job_settings *settings);
 
 /* *out is the job with the settings; groups and further optimizers keep the ratio of their lr to

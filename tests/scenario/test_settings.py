@@ -223,6 +223,28 @@ class Setting(control.Steered):
             self.assertEqual(steps[at]["growth_tracker"], 1)
             self.assert_near(self.weight(output), -60 * 2.0**-10, 0)
 
+    def test_a_choice_brings_keys_of_its_own_and_takes_them_along(self):
+        """on_overflow: retry has retries. 2^30 / SLOW overflows until it has fallen three times. Both survive a stop."""
+        def of(key):
+            return "precision.loss_scale." + key
+
+        running = self.begin(slow_tape(compute="fp16", scale=8))
+        stub = self.stub(running)
+        self.assertIn("does not apply", self.refused(REFUSED, lambda: self.set_paths(stub, {of("retries"): 5})))
+        reply = self.set_paths(stub, {of("retries"): 5, of("on_overflow"): "retry", of("current"): 2**30})
+        self.assertEqual(changes(reply), [(of("on_overflow"), "skip", "retry"), (of("retries"), "", "5"),
+                                          (of("current"), "8", "1073741824")])
+        step = running.until_step(reply.effect.step + 1).log("step")[reply.effect.step]
+        self.assertEqual((step["verdict"], step["retries"], step["loss_scale"]), ("apply", 3, 2**27))
+        self.stop(stub)
+        self.end(running, 75)
+        running = self.met(self.start("job.yaml", ranks=0), step=1)
+        stub = self.stub(running)
+        kept = {setting.path: setting.value for setting in self.config(stub).set}
+        self.assertEqual(kept, {of("on_overflow"): "retry", of("retries"): "5"})
+        self.set_paths(stub, {of("on_overflow"): "skip"})
+        self.assertEqual([(each.path, each.value) for each in self.config(stub).set], [(of("on_overflow"), "skip")])
+
     def test_intervals(self):
         job = slow_tape(steps=10**6, checkpoint={"every": 0, "keep": 0})
         running = self.begin(job)

@@ -52,8 +52,8 @@ static Gacc__V1__JobSpec *set(const Gacc__V1__JobSpec *job, const char *settings
     told[0] = '\0';
     if (!job_set_live(&now, job, &list, 2, &changes, scale, error))
         for (size_t i = 0; i < changes.count; i++)
-            snprintf(told + strlen(told), 1024 - strlen(told), "%s %s %s\n", changes.each[i].key, changes.each[i].was,
-                     changes.each[i].now);
+            snprintf(told + strlen(told), 1024 - strlen(told), "%s %s %s\n", changes.each[i].key,
+                     changes.each[i].was ? changes.each[i].was : "-", changes.each[i].now ? changes.each[i].now : "-");
     job_changes_free(&changes);
     job_settings_free(&list);
     return now;
@@ -75,6 +75,10 @@ static void what_is_set_is_told(void **unused)
          "checkpoint.every 1000 7\ncheckpoint.keep 3 1\ncheckpoint.keep_every 0 70\ncheckpoint.async true false\n"},
         {"precision.loss_scale.interval=5 precision.loss_scale.maximum=1048576",
          "precision.loss_scale.interval 2000 5\nprecision.loss_scale.maximum null 1048576\n"},
+        {"precision.loss_scale.on_overflow=retry", /* which has a key more */
+         "precision.loss_scale.on_overflow skip retry\nprecision.loss_scale.retries - 8\n"},
+        {"precision.loss_scale.retries=5 precision.loss_scale.on_overflow=retry",
+         "precision.loss_scale.on_overflow skip retry\nprecision.loss_scale.retries - 5\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char told[1024];
@@ -120,7 +124,11 @@ static void what_cannot_be_is_refused_by_name(void **unused)
          STATUS_UNAVAILABLE, "precision.compute=bf16"},
         {"precision.loss_scale.interval=8", "precision.loss_scale.interval: does not apply", STATUS_UNAVAILABLE,
          "precision.compute=bf16"},
+        {"precision.loss_scale.retries=5", "precision.loss_scale.retries: does not apply", STATUS_UNAVAILABLE, NULL},
+        {"precision.loss_scale.on_overflow=try", "precision.loss_scale.on_overflow: try is not one of", STATUS_JOB,
+         NULL},
         {"precision.loss_scale.initial=8", "precision.loss_scale.initial: cannot be changed", STATUS_UNAVAILABLE, NULL},
+        {"optimizer.lr=\xff", "optimizer.lr: is not UTF-8", STATUS_JOB, NULL},
         {"batch.micro=1", "batch.micro: cannot be changed while the job runs", STATUS_UNAVAILABLE, NULL},
         {"model.width=16", "model.width: cannot be changed", STATUS_UNAVAILABLE, NULL},
         {"optimizer.groups=1", "optimizer.groups: cannot be changed", STATUS_UNAVAILABLE, NULL},
@@ -145,6 +153,42 @@ static void what_cannot_be_is_refused_by_name(void **unused)
         assert_null(now);
         if (strncmp(error.text, cases[i].words, strlen(cases[i].words)) || error.status != cases[i].status)
             fail_msg("%s: %d %s", cases[i].set, error.status, error.text);
+        job_settings_free(&list);
+        gacc__v1__job_spec__free_unpacked(job, NULL);
+    }
+}
+
+/* Else the job could not be gone on with: a file that has both is refused. */
+static void a_choice_takes_along_what_is_set_of_the_other(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *job, *sets[3][2];
+        size_t left;
+    } cases[] = {
+        {"precision.loss_scale.on_overflow=retry", {{"precision.loss_scale.retries", "5"}, {"job.steps", "9"}}, 2},
+        {"precision.loss_scale.on_overflow=retry",
+         {{"job.steps", "9"}, {"precision.loss_scale.on_overflow", "skip"}, {"precision.loss_scale.retries", "5"}},
+         2},
+        {NULL, {{"job.steps", "9"}, {"precision.loss_scale.retries", "5"}}, 1},
+        {NULL, {{"precision.loss_scale.retries", "5"}, {"precision.loss_scale.on_overflow", "retry"}}, 2},
+        {"precision.compute=bf16",
+         {{"precision.loss_scale.retries", "5"}, {"precision.loss_scale.on_overflow", "retry"}},
+         0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct job_settings list = {0};
+        struct job_changes changes = {0};
+        struct error error;
+        float scale;
+        Gacc__V1__JobSpec *job = parse(cases[i].job), *now = NULL;
+        for (size_t k = 0; k < 3 && cases[i].sets[k][0]; k++)
+            assert_int_equal(job_settings_put(&list, cases[i].sets[k][0], cases[i].sets[k][1], &error), 0);
+        assert_int_equal(job_settings_drop(&list, job, &error), 0);
+        assert_int_equal(list.count, cases[i].left);
+        if (list.count > 0 && job_set_live(&now, job, &list, 2, &changes, &scale, &error)) fail_msg("%s", error.text);
+        if (now) gacc__v1__job_spec__free_unpacked(now, NULL);
+        job_changes_free(&changes);
         job_settings_free(&list);
         gacc__v1__job_spec__free_unpacked(job, NULL);
     }
@@ -316,6 +360,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_set_is_told),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
+        cmocka_unit_test(a_choice_takes_along_what_is_set_of_the_other),
         cmocka_unit_test(groups_keep_their_ratio_to_the_last_bit),
         cmocka_unit_test(further_optimizers_keep_their_ratio),
         cmocka_unit_test(a_group_is_frozen_by_its_number),
