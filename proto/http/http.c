@@ -64,12 +64,13 @@ static void write_answer(struct http_connection *c, const struct http_answer *an
     char head[512];
     const char *extra = answer->status == 401 ? "WWW-Authenticate: Bearer\r\n" : "";
     if (answer->status == 405) extra = "Allow: GET, HEAD\r\n";
+    const char *stays = c->parser.http_minor == 0 ? "Connection: keep-alive\r\n" : ""; /* HTTP/1.1's rule */
     const int length =
         snprintf(head, sizeof head,
                  "HTTP/1.1 %u %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n"
                  "X-Content-Type-Options: nosniff\r\n%s%s\r\n",
                  answer->status, reason_of(answer->status), answer->type, answer->length, extra,
-                 c->ending ? "Connection: close\r\n" : "");
+                 c->ending ? "Connection: close\r\n" : stays);
     const size_t total = (size_t)length + (with_body ? answer->length : 0);
     char *output = malloc(total);
     if (output == NULL) {
@@ -153,11 +154,24 @@ static int on_value(http_parser *parser, const char *bytes, size_t length)
     return 0;
 }
 
+/* The target may be a whole address (RFC 9112, 3.2.2); whose is not asked, as of the field Host. */
+static const char *path_of(char *target)
+{
+    static const char *const schemes[] = {"http://", "https://"};
+    target[strcspn(target, "?#")] = '\0';
+    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
+        const size_t length = strlen(schemes[i]);
+        if (strncasecmp(target, schemes[i], length) != 0) continue;
+        const char *path = strchr(target + length, '/');
+        return path != NULL ? path : "/";
+    }
+    return target;
+}
+
 static void answer(struct http_connection *c)
 {
     c->target[c->target_length] = '\0';
-    c->target[strcspn(c->target, "?#")] = '\0';
-    const struct http_request request = {c->target, c->has_authorization ? c->authorization : NULL};
+    const struct http_request request = {path_of(c->target), c->has_authorization ? c->authorization : NULL};
     struct http_answer made = {0};
     c->handler(&request, &made, c->context);
     write_answer(c, &made, c->parser.method != HTTP_HEAD);

@@ -79,6 +79,47 @@ static void requests_on_one_connection_are_answered_in_order(void **state)
     }
 }
 
+/* As proxies' clients send it, and every server must take it (RFC 9112, 3.2.2). */
+static void a_target_may_be_a_whole_address(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"http://h/metrics", "/metrics"},
+        {"http://h:7700/a/b?c=http://d/e#f", "/a/b"},
+        {"HTTPS://h/", "/"},
+        {"http://h", "/"},
+        {"http://h?c", "/"},
+        {"/http://h/a", "/http://h/a"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[256], path[64];
+        snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", cases[i][0]);
+        snprintf(path, sizeof path, "[%s -]", cases[i][1]);
+        assert_false(converse(text, strlen(text), sizeof text));
+        assert_string_equal(heard, path);
+    }
+}
+
+/* Of HTTP/1.0 a client that is not told so waits for the connection's end. */
+static void a_connection_that_stays_says_so_where_that_is_not_the_rule(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool ends, says_keep_alive;
+    } cases[] = {
+        {"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", false, true},
+        {"POST /a HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n", false, true},
+        {"GET /a HTTP/1.0\r\n\r\n", true, false},
+        {"GET /a HTTP/1.1\r\nHost: h\r\n\r\n", false, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(converse(cases[i].text, strlen(cases[i].text), 1000), cases[i].ends);
+        assert_int_equal(strstr(said, "\r\nConnection: keep-alive\r\n") != NULL, cases[i].says_keep_alive);
+        assert_int_equal(strstr(said, "\r\nConnection: close\r\n") != NULL, cases[i].ends);
+    }
+}
+
 static void what_is_no_request_of_ours_is_told_so(void **state)
 {
     (void)state;
@@ -204,6 +245,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_is_answered_however_it_is_cut),
         cmocka_unit_test(requests_on_one_connection_are_answered_in_order),
+        cmocka_unit_test(a_target_may_be_a_whole_address),
+        cmocka_unit_test(a_connection_that_stays_says_so_where_that_is_not_the_rule),
         cmocka_unit_test(what_is_no_request_of_ours_is_told_so),
         cmocka_unit_test(a_head_has_8_kib_and_no_more),
         cmocka_unit_test(a_head_that_does_not_end_is_timed_out),
