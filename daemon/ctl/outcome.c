@@ -112,7 +112,7 @@ const char *outcome_manual(void)
         {STATUS_DONE, "done; watch: the job has ended, however"},
         {STATUS_REFUSED, "the job does not do that now; health: it serves nobody"},
         {STATUS_USAGE, "command line"},
-        {STATUS_DATA, "a token file holds no token"},
+        {STATUS_DATA, "a token file holds no token, or a connection.json no address"},
         {STATUS_MISSING, "no such run directory or file"},
         {STATUS_UNAVAILABLE, "no job is there, or it cannot be reached"},
         {STATUS_INTERNAL, "a fault of the job's, as a checkpoint that failed"},

@@ -162,14 +162,15 @@ static bool is_address(const char *text)
 static int read_connection(struct target *target, const char *run, struct error *error)
 {
     char path[PATH_MAX];
-    struct stat facts;
+    struct stat facts, file;
     if (stat(run, &facts))
         return errno == EACCES ? error_set_errno(error, STATUS_DENIED, errno, "%s", run)
                                : error_set(error, STATUS_MISSING, "%s: no such run directory", run);
     if (snprintf(path, sizeof path, "%s/connection.json", run) >= (int)sizeof path)
         return error_set(error, STATUS_MISSING, "%s: no such run directory", run);
     if (access(path, R_OK) && errno == EACCES) return deny(path, &facts, EACCES, error);
-    json_t *connection = load(run, "connection.json");
+    const bool is_file = !stat(path, &file) && S_ISREG(file.st_mode); /* a pipe would be waited for */
+    json_t *connection = is_file ? load(run, "connection.json") : NULL;
     snprintf(target->run, sizeof target->run, "%s", run);
     copy(target->endpoint, sizeof target->endpoint, connection, "endpoint");
     copy(target->host, sizeof target->host, connection, "host");
@@ -178,6 +179,8 @@ static int read_connection(struct target *target, const char *run, struct error 
     copy_tls(target, connection);
     json_decref(connection);
     name_host(target);
+    if (!target->endpoint[0] && !access(path, F_OK))
+        return error_set(error, STATUS_DATA, "%s: is not as a job writes it: no address of a job is in it", path);
     if (!target->endpoint[0]) return say_not_running(run, error);
     if (is_address(target->endpoint)) return 0;
     return error_set(error, STATUS_DATA, "%s/connection.json: endpoint %.200s: wants unix:PATH or HOST:PORT", run,

@@ -125,6 +125,24 @@ class Gaccctl(harness.Scenario):
         self.assertEqual((done.status, done.err), (65, "gaccctl: run/connection.json: endpoint tcp://127.0.0.1:99999: wants unix:PATH or "
                                                        "HOST:PORT\n"))
 
+    def test_a_connection_json_that_no_job_wrote(self):
+        """It is no sign that no job was ever there, nor waited for."""
+        path = os.path.join(self.directory, "run", "connection.json")
+        os.makedirs(os.path.dirname(path))
+        for text in ("", "{", "[]", '{"endpoint": 5}', '{"token": "secret"}'):
+            self.write("run/connection.json", text)
+            self.check_no_address_in(path)
+        os.remove(path)
+        for make, remove in ((os.mkdir, os.rmdir), (os.mkfifo, os.remove)):
+            make(path)
+            self.check_no_address_in(path)
+            remove(path)
+
+    def check_no_address_in(self, path):
+        done = self.call(harness.GACCCTL, "--run", "run", "status", limit=10)
+        self.assertEqual((done.status, done.err), (65, "gaccctl: run/connection.json: is not as a job writes it: no address of a job is in "
+                                                       "it\n"), path)
+
     def test_tcp_wants_the_token(self):
         """From the run directory or a file that nobody else can read, never from the command line or the environment."""
         tcp = dict(self.job, control={"listen": "tcp://127.0.0.1:0"})
