@@ -214,6 +214,7 @@ static const Gacc__V1__Decision *decide_again(struct conductor *c)
     c->decision.step = c->step;
     c->decision.verdict = GACC__V1__VERDICT__VERDICT_RETRY;
     c->decision.next = &c->window;
+    c->opens_checkpoint = false;
     await_reports(c);
     return &c->decision;
 }

@@ -44,7 +44,8 @@ static void send_decision(struct coordinator *coordinator)
     message.body_case = GACC__V1__COORDINATOR_MESSAGE__BODY_DECISION;
     message.decision = (Gacc__V1__Decision *)decision;
     send_to(coordinator, &message, NULL);
-    operations_decided(coordinator, decision);
+    const bool is_boundary = decision->verdict != GACC__V1__VERDICT__VERDICT_RETRY;
+    if (is_boundary) operations_decided(coordinator, decision);
     if (!conductor_opens_checkpoint(coordinator->conductor)) return;
     const char *name;
     const struct progress *progress = conductor_progress(coordinator->conductor, &name);

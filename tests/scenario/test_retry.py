@@ -1,5 +1,7 @@
 """on_overflow: retry. A window that overflowed is run again at the lower scale: no data are lost, and what is applied is what a run
 at the scales finally used applies."""
+import json
+
 import harness
 import toys
 from toys import tape
@@ -76,6 +78,15 @@ class Retry(toys.Training):
             for one, other in zip(first.steps, second.steps):
                 for key in ("step", "loss", "loss_scale", "growth_tracker", "grad_norm", "clip_coefficient", "tokens_seen", "lr"):
                     self.assertEqual(one[key], other[key])
+
+    def test_a_checkpoint_behind_which_a_window_is_run_again_is_one(self):
+        """At every step S grows to 65536, with which 1.5 overflows. The trial that fails is no end of a window."""
+        for every, asynchronous in ((1, True), (2, True), (3, True), (2, False)):
+            keys = {"steps": 12, "compute": "fp16", "scale": retry(32768, interval=1), "checkpoint": {"every": every, "async": asynchronous}}
+            out = self.train(tape(**keys), [1.5])
+            self.assertEqual((out.verdicts(), out.column("retries"), out.weight[0]), (12 * "A", [0] + 11 * [1], -18))
+            names = [record["name"] for record in map(json.loads, out.log_text.splitlines()) if record["type"] == "checkpoint"]
+            self.assertEqual(names, [f"step-{step:08}" for step in range(every, 13, every)])
 
     def test_only_a_scale_that_moves_can(self):
         for keys in ({"compute": "bf16", "scale": {"on_overflow": "retry"}},

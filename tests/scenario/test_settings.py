@@ -245,6 +245,24 @@ class Setting(control.Steered):
         self.set_paths(stub, {of("on_overflow"): "skip"})
         self.assertEqual([(each.path, each.value) for each in self.config(stub).set], [(of("on_overflow"), "skip")])
 
+    def test_a_window_that_is_run_again_is_no_boundary_before_its_end(self):
+        """With interval: 1 every window overflows once. Whenever one is asked, what is answered is where it takes effect."""
+        scale = {"initial": 2.0**27, "interval": 1, "on_overflow": "retry"}
+        running = self.begin(slow_tape(compute="fp16", scale=scale, checkpoint={"every": 0}), step=3)
+        stub = self.stub(running)
+        steps = {}
+        for i in range(1, 9):
+            steps[2.0**-i] = self.set(stub, optimizer__lr=2.0**-i).effect.step
+        names = [self.checkpoint(stub).name for _ in range(4)]
+        stopped = self.stop(stub)
+        self.end(running, 75)
+        log = running.log("step")
+        self.assertEqual({step["retries"] for step in log[1:]}, {1})
+        for lr, step in steps.items():
+            self.assertEqual(next(record["step"] for record in log if record["lr"] == lr), step + 1)
+        self.assertEqual(stopped.step, log[-1]["step"])
+        self.assertEqual([record["name"] for record in running.log("checkpoint")], [*names, f"step-{stopped.optimizer_steps:08}"])
+
     def test_intervals(self):
         job = slow_tape(steps=10**6, checkpoint={"every": 0, "keep": 0})
         running = self.begin(job)
