@@ -230,7 +230,7 @@ static void show_changes(const Gacc__V1__SetParametersReply *reply)
     char text[64];
     for (size_t i = 0; i < reply->n_changes; i++) {
         const Gacc__V1__Change *each = reply->changes[i];
-        printf("%s: %s → %s, %s\n", show_clean(each->path), show_clean(each->was), show_clean(each->now),
+        printf("%s: %s → %s, %s\n", show_clean(each->path), show_value(each->was), show_value(each->now),
                show_effect(each->effect ? each->effect : reply->effect, text));
     }
 }
@@ -242,8 +242,8 @@ static json_t *changes_json(const Gacc__V1__SetParametersReply *reply)
         const Gacc__V1__Change *each = reply->changes[i];
         json_t *row = effect_json(each->effect ? each->effect : reply->effect);
         json_object_set_new(row, "key", show_string(each->path));
-        json_object_set_new(row, "was", show_string(each->was));
-        json_object_set_new(row, "now", show_string(each->now));
+        json_object_set_new(row, "was", each->was[0] ? show_string(each->was) : json_null());
+        json_object_set_new(row, "now", each->now[0] ? show_string(each->now) : json_null());
         json_array_append_new(changes, row);
     }
     json_object_set_new(object, "changes", changes);

@@ -31,6 +31,11 @@ const char *show_clean(const char *text)
     return room;
 }
 
+const char *show_value(const char *text)
+{
+    return text && text[0] ? show_clean(text) : "nothing";
+}
+
 const char *show_duration(double seconds, char text[32])
 {
     if (!(seconds < 1e9)) return "?";
@@ -288,8 +293,9 @@ static void put_control(const json_t *line)
     printf("  %s by %s", word(line, "method"), word(line, "by"));
     const json_t *changes = json_object_get(line, "changes"), *change;
     size_t i;
-    json_array_foreach(changes, i, change)
-        printf("%s%s: %s → %s", i ? ", " : ": ", word(change, "key"), word(change, "was"), word(change, "now"));
+    json_array_foreach(changes, i, change) printf("%s%s: %s → %s", i ? ", " : ": ", word(change, "key"),
+                                                  show_value(json_string_value(json_object_get(change, "was"))),
+                                                  show_value(json_string_value(json_object_get(change, "now"))));
     if (!json_is_true(json_object_get(line, "accepted"))) printf("; refused: %s", word(line, "reason"));
 }
 

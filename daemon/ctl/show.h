@@ -12,6 +12,8 @@
 bool show_has_colours(int fd);
 /* A text of the job's for a terminal: bytes that would steer it become '?'. Until the next call but three. */
 const char *show_clean(const char *text);
+/* The same of a key's value; "nothing" for NULL and "": the job does not have the key. */
+const char *show_value(const char *text);
 /* "2:03:04"; "?" where it is not finite. */
 const char *show_duration(double seconds, char text[32]);
 /* An enum's name behind its prefix; UNKNOWN: it has none. */

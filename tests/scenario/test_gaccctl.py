@@ -298,6 +298,17 @@ class Gaccctl(harness.Scenario):
         self.assertEqual(answer["changes"][1], {"key": "batch.global", "was": "8", "now": "16", "step": 124, "optimizer_steps": 121})
         self.assertEqual(self.ask(fake, "set", "lr").status, 64)
 
+    def test_a_key_that_comes_or_goes_with_another(self):
+        """As retries with on_overflow: one of the values is not there."""
+        effect = control_pb2.Effect(step=5, optimizer_steps=4)
+        reply = control_pb2.SetParametersReply(effect=effect, changes=[control_pb2.Change(path="a.b", now="8"),
+                                                                       control_pb2.Change(path="a.c", was="9")])
+        fake = Fake(SetParameters=reply)
+        self.assertEqual(self.ask(fake, "set", "a=b").out, "a.b: nothing → 8, after step 4 (attempt 5)\n"
+                                                           "a.c: 9 → nothing, after step 4 (attempt 5)\n")
+        answer = json.loads(self.ask(fake, "set", "a=b", "--json").out)
+        self.assertEqual([(each["was"], each["now"]) for each in answer["changes"]], [(None, "8"), ("9", None)])
+
     def test_config(self):
         fake = Fake(GetConfig=control_pb2.Config(yaml="optimizer:\n  lr: 0.1\n", live=["optimizer.lr", "job.steps"],
                                                  set=[control_pb2.Setting(path="optimizer.lr", value="0.1")]))
@@ -345,7 +356,7 @@ class Gaccctl(harness.Scenario):
         lines = [{"type": "header"}, {"type": "step", "step": 7, "optimizer_steps": 6, "verdict": "skip", "loss": None},
                  {"type": "checkpoint", "step": 7, "optimizer_steps": 6, "name": "step-00000006", "bytes": 2500000, "seconds": {"copy": 0.1, "write": 1, "commit": 1}},
                  {"type": "event", "step": 7, "text": "too many skips"},
-                 {"type": "control", "step": 8, "optimizer_steps": 7, "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}]},
+                 {"type": "control", "step": 8, "optimizer_steps": 7, "method": "SetParameters", "by": "uid 0", "accepted": True, "changes": [{"key": "optimizer.lr", "was": "1", "now": "2"}, {"key": "a.b", "was": None, "now": "8"}]},
                  {"type": "control", "step": 7, "optimizer_steps": 6, "method": "Pause", "by": "uid 0", "accepted": False, "reason": "it is paused"},
                  {"type": "end", "step": 8, "optimizer_steps": 7, "status": "again", "exit": 75, "reason": "SIGTERM"}]
         fake = Fake(WatchSteps=[control_pb2.StepRecord(step=7, json=json.dumps(line)) for line in lines])
@@ -356,7 +367,7 @@ class Gaccctl(harness.Scenario):
             "7 6 skip - - - - -",
             "7 6 checkpoint step-00000006: 2.5 MB, training stood still for 0.1 s, all on disk 2 s later",
             "7 - event too many skips",
-            "8 7 control SetParameters by uid 0: optimizer.lr: 1 → 2",
+            "8 7 control SetParameters by uid 0: optimizer.lr: 1 → 2, a.b: nothing → 8",
             "7 6 control Pause by uid 0; refused: it is paused",
             "8 7 end stopped (exit status 75): SIGTERM"])
 
