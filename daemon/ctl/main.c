@@ -110,14 +110,13 @@ static const struct manual manual = {
 
 /* ---- the command line ---- */
 
+/* What standard output does not take, as where the error is that it takes nothing, is said as to people. */
 static int fail(const struct arguments *arguments)
 {
     const struct error *error = arguments->error;
-    if (arguments->json)
-        outcome_print_json(error);
-    else
-        fprintf(stderr, "gaccctl: %s\n", error->text);
-    fflush(stdout);
+    if (arguments->json) outcome_print_json(error);
+    const bool is_written = !fflush(stdout) && !ferror(stdout);
+    if (!arguments->json || !is_written) fprintf(stderr, "gaccctl: %s\n", error->text);
     return (int)error->status;
 }
 
@@ -125,7 +124,7 @@ static int close_output(const struct arguments *arguments)
 {
     if (!fflush(stdout) && !ferror(stdout)) return 0;
     error_set_errno(arguments->error, STATUS_IO, errno, "standard output");
-    return fail(&(struct arguments){.error = arguments->error}); /* where a JSON object could not be written either */
+    return fail(arguments);
 }
 
 static int take_step(struct arguments *arguments, const char *text)

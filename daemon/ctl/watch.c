@@ -24,8 +24,9 @@ struct watching {
     struct stream stream;
     uint64_t rows;
     bool has_colours;
-    bool has_ended; /* the log's last line was shown */
-    time_t reached; /* when a connection was there; 0: never */
+    bool has_ended;  /* the log's last line was shown */
+    int write_error; /* errno: what is shown cannot be written */
+    time_t reached;  /* when a connection was there; 0: never */
 };
 
 static void on_record(void *context, const uint8_t *bytes, size_t length)
@@ -41,7 +42,7 @@ static void on_record(void *context, const uint8_t *bytes, size_t length)
         else if (show_record(line, watching->rows % ROWS_PER_HEAD == 0, watching->has_colours))
             watching->rows++;
         watching->has_ended |= !strcmp(type, "end");
-        fflush(stdout);
+        if ((fflush(stdout) || ferror(stdout)) && !watching->write_error) watching->write_error = errno;
     }
     json_decref(line);
     gacc__v1__step_record__free_unpacked(record, NULL);
@@ -49,9 +50,9 @@ static void on_record(void *context, const uint8_t *bytes, size_t length)
 
 /* ---- the connection ---- */
 
-enum ending { ENDED, REFUSED, LOST };
+enum ending { ENDED, REFUSED /* or unwritten: for good */, LOST };
 
-/* Until the stream ends. */
+/* Until the stream ends, or nobody can read on. */
 static enum ending follow(struct watching *watching, const struct target *target, struct error *error)
 {
     Gacc__V1__WatchStepsRequest request = GACC__V1__WATCH_STEPS_REQUEST__INIT;
@@ -62,15 +63,19 @@ static enum ending follow(struct watching *watching, const struct target *target
     int status = client_open(&client, target, error);
     if (status) return LOST;
     status = client_begin(client, &call, &request.base, error);
-    while (!status && !call.over) {
+    while (!status && !call.over && !watching->write_error) {
         watching->reached = time(NULL);
         status = client_wait(client, -1, -1, error);
     }
-    if (!status) status = outcome_of_call(target, call.code, call.text, error);
-    const bool was_told = call.over && call.code != RPC_UNAVAILABLE && call.code != RPC_CANCELLED;
+    if (watching->write_error)
+        status = error_set_errno(error, STATUS_IO, watching->write_error, "standard output");
+    else if (!status)
+        status = outcome_of_call(target, call.code, call.text, error);
+    const bool is_final =
+        watching->write_error || (call.over && call.code != RPC_UNAVAILABLE && call.code != RPC_CANCELLED);
     client_close(client);
     if (!status) return ENDED;
-    return was_told ? REFUSED : LOST;
+    return is_final ? REFUSED : LOST;
 }
 
 /* The job's last words, where the stream did not bring them: result.json has them. */

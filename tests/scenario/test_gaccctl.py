@@ -371,6 +371,19 @@ class Gaccctl(harness.Scenario):
             "7 6 control Pause by uid 0; refused: it is paused",
             "8 7 end stopped (exit status 75): SIGTERM"])
 
+    def test_watching_ends_where_what_it_shows_cannot_be_written(self):
+        """A full disk, or a reader that is gone where SIGPIPE is ignored: at once, not when the job ends."""
+        job = self.start(self.job).until_step(1)
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "wb") as pipe, open("/dev/full", "wb") as full:
+            for output, why in ((full, "No space left on device"), (pipe, "Broken pipe")):
+                for words in ((), ("--json",)):
+                    done = subprocess.run([harness.GACCCTL, "--run", "run", "watch", *words], cwd=self.directory, stdout=output,
+                                          stderr=subprocess.PIPE, text=True, timeout=20 * harness.SLOWER, restore_signals=False)
+                    self.assertEqual((done.returncode, done.stderr), (74, f"gaccctl: standard output: {why}\n"))
+        self.end(job)
+
     # ---- connections that are lost ----
 
     def through(self, job, lines):
