@@ -17,6 +17,8 @@
 #include "daemon/observe/json_writer.h"
 
 #define FORMAT "gaccd checkpoint"
+#define SEAL "xxh3_128" /* the last member: the checksum of all the text before it */
+#define SEAL_BYTES (sizeof ",\"" SEAL "\":\"\"}\n" - 1 + 2 * CHECKSUM_BYTES)
 
 /* The counters by name, for both directions. */
 static const struct {
@@ -31,6 +33,21 @@ static const struct {
     {"tokens_seen", offsetof(struct step_counters, tokens_seen)},
 };
 #define COUNTERS (sizeof counter_keys / sizeof *counter_keys)
+
+/* What ends a manifest's text, behind its first `length` bytes; false when memory is short. */
+static bool make_seal(const char *text, size_t length, char seal[SEAL_BYTES + 1])
+{
+    uint8_t value[CHECKSUM_BYTES];
+    char digits[2 * CHECKSUM_BYTES + 1];
+    struct checksum *checksum = checksum_begin();
+    if (!checksum) return false;
+    checksum_add(checksum, text, length);
+    checksum_take(checksum, value);
+    checksum_end(checksum);
+    hex_write(value, sizeof value, digits);
+    snprintf(seal, SEAL_BYTES + 1, ",\"" SEAL "\":\"%s\"}\n", digits);
+    return true;
+}
 
 /* ---- writing ---- */
 
@@ -204,13 +221,12 @@ static bool write_members(struct json_writer *json, const struct manifest *manif
 char *manifest_text(struct manifest *manifest, size_t *length)
 {
     struct json_writer json;
-    char *text;
+    char *text, seal[SEAL_BYTES + 1];
     if (manifest->range_count > 0) qsort(manifest->ranges, manifest->range_count, sizeof *manifest->ranges, by_place);
     if (json_write_open(&json, &text, length)) return NULL;
     json_write_object(&json, NULL);
-    const bool whole = write_members(&json, manifest);
-    json_write_object_end(&json);
-    fputc('\n', json.to);
+    const bool whole = write_members(&json, manifest) && !fflush(json.to) && make_seal(text, *length, seal) &&
+                       fputs(seal, json.to) >= 0;
     if (!json_write_close(&json, &text)) return NULL;
     if (whole) return text;
     free(text);
@@ -480,16 +496,25 @@ static int read_receipt(const struct reading *reading, const json_t *root, struc
     return manifest->receipt ? 0 : error_set(reading->error, STATUS_INTERNAL, "%s: out of memory", reading->path);
 }
 
-static int read_members(const struct reading *reading, const json_t *root, struct manifest *manifest)
+static int check_seal(const struct reading *reading, const char *text, size_t length)
+{
+    char seal[SEAL_BYTES + 1];
+    const size_t sealed = length < SEAL_BYTES ? length : length - SEAL_BYTES;
+    if (!make_seal(text, sealed, seal))
+        return error_set(reading->error, STATUS_INTERNAL, "%s: out of memory for its checksum", reading->path);
+    if (length - sealed == SEAL_BYTES && !memcmp(text + sealed, seal, SEAL_BYTES)) return 0;
+    return refuse(reading, SEAL, "is not the checksum of what was written before it");
+}
+
+static int read_members(const struct reading *reading, const json_t *root, struct manifest *manifest, uint64_t *version)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
-    uint64_t version;
     if (!format || strcmp(format, FORMAT)) return refuse(reading, "format", "is not that of a checkpoint");
-    int status = take_number(reading, root, "version", INT64_MAX, &version);
+    int status = take_number(reading, root, "version", INT64_MAX, version);
     if (status) return status;
-    if (version != MANIFEST_VERSION)
-        return error_set(reading->error, STATUS_DATA, "%s: version: %" PRIu64 ", this gaccd reads %d", reading->path,
-                         version, MANIFEST_VERSION);
+    if (*version < 1 || *version > MANIFEST_VERSION)
+        return error_set(reading->error, STATUS_DATA, "%s: version: %" PRIu64 ", this gaccd reads up to %d",
+                         reading->path, *version, MANIFEST_VERSION);
     struct progress *progress = &manifest->progress;
     if ((status = take_text(reading, root, "gaccd", manifest->program, sizeof manifest->program)) ||
         (status = take_text(reading, root, "time", manifest->time, sizeof manifest->time)) ||
@@ -509,11 +534,13 @@ int manifest_parse(struct manifest *manifest, const char *text, size_t length, c
     *manifest = (struct manifest){0};
     const struct reading reading = {path, error};
     json_error_t why;
+    uint64_t version = 0;
     json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
     int status = root && json_is_object(root)
-                     ? read_members(&reading, root, manifest)
+                     ? read_members(&reading, root, manifest, &version)
                      : error_set(error, STATUS_DATA, "%s: %s", path, root ? "is no object" : why.text);
     json_decref(root);
+    if (!status && version > 1) status = check_seal(&reading, text, length);
     if (status) manifest_free(manifest);
     return status;
 }

@@ -1,7 +1,7 @@
 /*
  * manifest.json: what a checkpoint holds, and that it is complete, since it gets its name last. Everything but the
  * tensors' values is in it: counters, loss scale, position in the data, the effective job, and for every range of every
- * other file who wrote it and its checksum.
+ * other file who wrote it and its checksum. It ends in a checksum of its own.
  */
 #ifndef GACC_MANIFEST_H
 #define GACC_MANIFEST_H
@@ -17,7 +17,7 @@
 #include "proto/gacc/v1/job.pb-c.h"
 
 #define MANIFEST_NAME "manifest.json"
-#define MANIFEST_VERSION 1
+#define MANIFEST_VERSION 2 /* of 1 there are checkpoints, too: they have no checksum of the manifest */
 #define MANIFEST_BYTES_MAX (256u << 20)
 #define MANIFEST_FILE_NAME_MAX 63 /* optimizer-00000-of-00002.safetensors */
 
@@ -44,7 +44,7 @@ struct manifest {
 char *manifest_text(struct manifest *manifest, size_t *length);
 /* Refuses with 65, naming `path` and what is wrong with it, whatever manifest_text cannot have written: other versions,
  * missing or impossible numbers, names with a slash, ranges that leave a gap or overlap, a job that is not the one of
- * its digest. On success it is to be released by manifest_free. */
+ * its digest, a byte that is another. On success it is to be released by manifest_free. */
 int manifest_parse(struct manifest *manifest, const char *text, size_t length, const char *path, struct error *error);
 /* As manifest_parse, from DIRECTORY/manifest.json; 66 when there is none. */
 int manifest_read(struct manifest *manifest, const char *directory, struct error *error);

@@ -185,7 +185,8 @@ static void anything_else_is_refused(void **unused)
     } cases[] = {
         {"format", "\"gaccd\"", "m: format: is not that of a checkpoint"},
         {"format", NULL, "m: format: is not that of a checkpoint"},
-        {"version", "2", "m: version: 2, this gaccd reads 1"},
+        {"version", "0", "m: version: 0, this gaccd reads up to 2"},
+        {"version", "3", "m: version: 3, this gaccd reads up to 2"},
         {"version", "\"1\"", "m: version: is no number that can stand here"},
         {"time", NULL, "m: time: is missing"},
         {"gaccd", "\"0123456789012345678901234567890123456789\"", "m: gaccd: is too long"},
@@ -234,6 +235,8 @@ static void anything_else_is_refused(void **unused)
         {"files.0.ranges.1.end", "100", "m: model.safetensors: its ranges do not follow one another"},
         {"files.0.ranges.1.rank", "2", "m: model.safetensors: its ranges do not follow one another"},
         {"files.0.ranges.1.xxh3_128", "\"12\"", "m: xxh3_128: is no checksum"},
+        {"tokens_seen", "7", "m: xxh3_128: is not the checksum of what was written before it"},
+        {"xxh3_128", NULL, "m: xxh3_128: is not the checksum of what was written before it"},
     };
     uint64_t random = 5;
     struct manifest written, read;
@@ -257,6 +260,52 @@ static void anything_else_is_refused(void **unused)
         struct error error;
         assert_int_equal(manifest_parse(&read, text, cut, "m", &error), -STATUS_DATA);
     }
+    free(text);
+}
+
+/* A digit of a tracker, a letter of the job's text: most flipped bits leave a manifest that could have been written. */
+static void every_bit_of_it_counts(void **unused)
+{
+    (void)unused;
+    uint64_t random = 7;
+    struct manifest written, read;
+    struct error error;
+    size_t length;
+    make_any(&written, &random);
+    job_settings_put(&written.settings, "optimizer.lr", "3e-4", &error);
+    char *text = manifest_text(&written, &length);
+    release(&written);
+    for (size_t i = 0; i < length; i++) {
+        const char bit = (char)(1 << random_between(&random, 0, 7));
+        text[i] ^= bit;
+        if (manifest_parse(&read, text, length, "m", &error) != -STATUS_DATA) fail_msg("byte %zu, bit %d", i, bit);
+        text[i] ^= bit;
+    }
+    assert_int_equal(manifest_parse(&read, text, length, "m", &error), 0);
+    manifest_free(&read);
+    free(text);
+}
+
+/* Those of version 1 had no checksum. */
+static void an_older_one_is_read(void **unused)
+{
+    (void)unused;
+    uint64_t random = 7;
+    struct manifest written, read;
+    struct error error;
+    size_t length;
+    make_any(&written, &random);
+    char *text = manifest_text(&written, &length);
+    json_t *root = json_loadb(text, length, 0, NULL);
+    change(root, "version", "1");
+    change(root, "xxh3_128", NULL);
+    char *older = json_dumps(root, JSON_REAL_PRECISION(17));
+    if (manifest_parse(&read, older, strlen(older), "m", &error)) fail_msg("%s", error.text);
+    assert_int_equal(read.progress.counters.step, written.progress.counters.step);
+    release(&written);
+    manifest_free(&read);
+    json_decref(root);
+    free(older);
     free(text);
 }
 
@@ -398,6 +447,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_written_is_read_back),
         cmocka_unit_test(anything_else_is_refused),
+        cmocka_unit_test(every_bit_of_it_counts),
+        cmocka_unit_test(an_older_one_is_read),
         cmocka_unit_test(checkpoints_are_listed_kept_and_removed),
         cmocka_unit_test(every_byte_counts),
     };
