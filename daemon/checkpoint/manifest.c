@@ -106,8 +106,9 @@ static void write_losses(struct json_writer *json, const struct progress *progre
     json_write_object_end(json);
 }
 
-static void write_warnings(struct json_writer *json, const struct warnings *warnings)
+static void write_warnings(struct json_writer *json, const struct progress *progress)
 {
+    const struct warnings *warnings = &progress->warnings;
     char text[WARNINGS_WINDOW + 1];
     json_write_object(json, "warnings");
     warnings_ring_write(&warnings->attempts, text);
@@ -117,6 +118,7 @@ static void write_warnings(struct json_writer *json, const struct warnings *warn
     json_write_array(json, "quiet");
     for (size_t i = 0; i < WARNINGS; i++) json_write_unsigned(json, NULL, warnings->quiet[i]);
     json_write_array_end(json);
+    json_write_bool(json, "single_row", progress->told_single_value);
     json_write_object_end(json);
 }
 
@@ -208,7 +210,7 @@ static bool write_members(struct json_writer *json, const struct manifest *manif
     write_loss_scale(json, progress);
     write_position(json, progress);
     write_losses(json, progress);
-    write_warnings(json, &progress->warnings);
+    write_warnings(json, progress);
     json_write_unsigned(json, "ranks", manifest->ranks);
     json_write_unsigned(json, "parameters", manifest->parameters);
     if (!write_job(json, manifest->job)) return false;
@@ -372,8 +374,9 @@ static int read_losses(const struct reading *reading, const json_t *root, struct
     return take_number(reading, evaluation, "optimizer_steps", INT64_MAX, &progress->validation_optimizer_steps);
 }
 
-static int read_warnings(const struct reading *reading, const json_t *root, struct warnings *warnings)
+static int read_warnings(const struct reading *reading, const json_t *root, struct progress *progress)
 {
+    struct warnings *warnings = &progress->warnings;
     const json_t *section;
     int status = take_section(reading, root, "warnings", &section);
     if (status) return status;
@@ -388,6 +391,7 @@ static int read_warnings(const struct reading *reading, const json_t *root, stru
         if (value < 0 || value > UINT32_MAX) return refuse(reading, "warnings.quiet", "holds an impossible number");
         warnings->quiet[i] = (uint32_t)value;
     }
+    progress->told_single_value = json_is_true(json_object_get(section, "single_row"));
     return 0;
 }
 
@@ -520,7 +524,7 @@ static int read_members(const struct reading *reading, const json_t *root, struc
         (status = take_text(reading, root, "time", manifest->time, sizeof manifest->time)) ||
         (status = read_counters(reading, root, progress)) || (status = read_loss_scale(reading, root, progress)) ||
         (status = read_position(reading, root, progress)) || (status = read_losses(reading, root, progress)) ||
-        (status = read_warnings(reading, root, &progress->warnings)) ||
+        (status = read_warnings(reading, root, progress)) ||
         (status = take_small(reading, root, "ranks", &manifest->ranks)) ||
         (status = take_number(reading, root, "parameters", INT64_MAX, &manifest->parameters)) ||
         (status = read_job(reading, root, manifest)) || (status = read_settings(reading, root, manifest)) ||

@@ -78,6 +78,7 @@ void conductor_resume(struct conductor *c, const struct progress *progress, Gacc
     c->validation_loss = progress->validation_loss;
     c->validation_optimizer_steps = progress->validation_optimizer_steps;
     c->warnings = progress->warnings;
+    c->told_single_value = progress->told_single_value;
     c->resumed_sequences = progress->train_sequences;
     c->welcome.restore = restore;
 }

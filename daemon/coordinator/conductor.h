@@ -126,7 +126,10 @@ bool conductor_will_pause(const struct conductor *conductor);
 bool conductor_opens_checkpoint(const struct conductor *conductor);
 /* Whether the decision that is due must wait for a checkpoint that is under way. */
 bool conductor_awaits_checkpoint(const struct conductor *conductor);
-/* As of the last decision that asked for a checkpoint, which is called `name`. */
+/* The records of the last decision's step are still to come, with its step_done. */
+bool conductor_awaits_records(const struct conductor *conductor);
+/* As of the last decision that asked for a checkpoint, which is called `name`; with what its step's records tell, as
+ * soon as there are any. */
 const struct progress *conductor_progress(const struct conductor *conductor, const char **name);
 /* The checkpoint is complete (why NULL), or will never be: failures in a row end the job. */
 void conductor_saved(struct conductor *conductor, const struct error *why);

@@ -132,8 +132,8 @@ struct conductor {
     double attempt_seconds, attempt_tokens; /* smoothed, for the estimates of GetStatus */
     Gacc__V1__LastStep last[LAST_STEPS];    /* a ring of the last attempts … */
     uint64_t last_count;                    /* … of which there were so many */
-    bool told_single_value;                 /* once a start */
-    char culprit[512];                      /* the last one named; empty: none yet */
+    bool told_single_value;
+    char culprit[512]; /* the last one named; empty: none yet */
 
     struct attempt attempt;
     struct record records[RECORDS_MOST];

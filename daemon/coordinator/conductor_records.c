@@ -93,6 +93,17 @@ static void add_single_value_event(struct conductor *c)
               "window has the most rows, model.norm: group needs none)");
 }
 
+/* What the end of the step has told belongs into its checkpoint. */
+static void tell_progress(struct conductor *c)
+{
+    struct progress *progress = &c->progress;
+    if (!c->is_saving || progress->counters.step != c->attempt.record.counters.step) return;
+    progress->has_validation = c->has_validation;
+    progress->validation_loss = c->validation_loss;
+    progress->validation_optimizer_steps = c->validation_optimizer_steps;
+    progress->told_single_value = c->told_single_value;
+}
+
 void conductor_complete_attempt(struct conductor *c)
 {
     struct attempt *attempt = &c->attempt;
@@ -112,6 +123,7 @@ void conductor_complete_attempt(struct conductor *c)
     for (uint32_t warning = 0; warning < WARNINGS; warning++)
         if (attempt->warnings >> warning & 1)
             add_event(c, warning_name((enum warning)warning), warning_text((enum warning)warning));
+    tell_progress(c);
 }
 
 bool conductor_next_record(struct conductor *c, struct record *record)

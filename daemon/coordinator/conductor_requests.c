@@ -113,6 +113,7 @@ static void keep_progress(struct conductor *c)
         .validation_loss = c->validation_loss,
         .validation_optimizer_steps = c->validation_optimizer_steps,
         .warnings = c->warnings,
+        .told_single_value = c->told_single_value,
         .train_sequences = c->rules.plan.sequences,
     };
 }
@@ -142,6 +143,11 @@ Gacc__V1__Save *conductor_open_save(struct conductor *c, const struct boundary *
     c->save.optimizer_steps = c->counters.optimizer_steps;
     c->save.wait = c->rules.save_waits;
     return ranks_write ? &c->save : NULL;
+}
+
+bool conductor_awaits_records(const struct conductor *c)
+{
+    return c->attempt.pending;
 }
 
 bool conductor_opens_checkpoint(const struct conductor *c)
@@ -204,6 +210,7 @@ void conductor_saved(struct conductor *c, const struct error *why)
 void conductor_settle(struct conductor *c)
 {
     if (!c->stop_saved) return;
+    if (c->attempt.pending) conductor_complete_attempt(c);
     struct error again;
     error_set(&again, STATUS_AGAIN, "%s: checkpoint %s is complete, the same command goes on from it", c->asked_by,
               c->save_name);

@@ -23,6 +23,7 @@ struct progress {
     double loss, validation_loss;
     uint64_t validation_optimizer_steps;
     struct warnings warnings;
+    bool told_single_value;   /* a set of BatchNorm's with one value a channel, which the log says once */
     uint64_t train_sequences; /* the data's, of which a position is meant */
 };
 

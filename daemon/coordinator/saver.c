@@ -29,6 +29,7 @@ struct saver {
     bool has_parts;           /* complete it is already, whatever becomes of its new manifest */
     bool *answered;           /* [ranks] */
     uint32_t awaited, failed_rank;
+    bool awaits_records;
     struct error failure; /* of the lowest rank that failed; status 0: none */
     struct checkpoint_record record;
 
@@ -129,8 +130,9 @@ static void worked(uv_work_t *request, int status)
                         saver->complaint);
 }
 
-static void begin_commit(struct saver *saver)
+static void begin_commit_if_ready(struct saver *saver)
 {
+    if (saver->awaited > 0 || saver->awaits_records) return;
     saver->stage = COMMITTING;
     uv_queue_work(saver->loop, &saver->work, work, worked);
 }
@@ -160,7 +162,8 @@ static void open_manifest(struct saver *saver, const struct saver_order *order, 
 
 void saver_begin(struct saver *saver, const struct saver_order *order)
 {
-    saver->awaited = saver->ranks;
+    saver->awaited = order->has_parts ? 0 : saver->ranks;
+    saver->awaits_records = order->awaits_records;
     saver->failure.status = STATUS_DONE;
     saver->retention = order->retention;
     saver->has_parts = order->has_parts;
@@ -172,7 +175,7 @@ void saver_begin(struct saver *saver, const struct saver_order *order)
                                                .name = saver->name};
     for (size_t i = 0; i < saver->manifest.range_count; i++) count_bytes(saver, &saver->manifest.ranges[i]);
     saver->stage = WRITING;
-    if (saver->has_parts) begin_commit(saver);
+    begin_commit_if_ready(saver);
 }
 
 /* Where memory is short the checkpoint fails as a whole. */
@@ -220,13 +223,27 @@ int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved,
              saved->failure->text);
     else if (add_ranges(saver, rank, saved))
         fail(saver, rank, STATUS_IO, "its account of what it wrote cannot be kept");
-    if (--saver->awaited == 0) begin_commit(saver);
+    saver->awaited--;
+    begin_commit_if_ready(saver);
     return 0;
+}
+
+void saver_recorded(struct saver *saver, const struct progress *progress)
+{
+    if (saver->stage != WRITING || !saver->awaits_records) return;
+    saver->awaits_records = false;
+    saver->manifest.progress = *progress;
+    begin_commit_if_ready(saver);
 }
 
 bool saver_is_busy(const struct saver *saver)
 {
     return saver->stage != IDLE;
+}
+
+bool saver_has_answers(const struct saver *saver)
+{
+    return saver->stage != IDLE && saver->awaited == 0;
 }
 
 bool saver_is_committing(const struct saver *saver)
@@ -238,7 +255,7 @@ void saver_close(struct saver *saver)
 {
     if (!saver) return;
     struct error unwilling; /* nobody is left to hear it; the next start tries again */
-    if (saver->stage == WRITING) store_remove(saver->job->job->output, saver->name, &unwilling);
+    if (saver->stage == WRITING && !saver->has_parts) store_remove(saver->job->job->output, saver->name, &unwilling);
     manifest_free(&saver->manifest);
     free(saver->answered);
     free(saver);

@@ -1,7 +1,7 @@
 /*
  * One checkpoint at a time, from the decision that asks for it to its manifest: gathers what the ranks say they have
- * written, and commits or clears up on a thread of the loop's pool, because a disk may take its time and a decision may
- * not.
+ * written, waits for the log to have the records of its step, so that none is missing there when a job goes on from it,
+ * and commits or clears up on a thread of the loop's pool, because a disk may take its time and a decision may not.
  */
 #ifndef GACC_SAVER_H
 #define GACC_SAVER_H
@@ -38,6 +38,7 @@ struct saver_order {
     const struct job_settings *settings; /* that were set while it ran */
     struct retention retention;
     bool has_parts; /* the last checkpoint, which is complete and has that name, has them: its manifest is made anew */
+    bool awaits_records; /* of its step: saver_recorded is to come */
 };
 
 /* The ranks have been asked, unless it has its parts; not while one is under way. Where memory is short the checkpoint
@@ -45,9 +46,14 @@ struct saver_order {
 void saver_begin(struct saver *saver, const struct saver_order *order);
 /* A rank's answer. Negative (70): it is none to what was asked. */
 int saver_take(struct saver *saver, uint32_t rank, const Gacc__V1__Saved *saved, struct error *error);
+/* The log has the records of the step, and `progress` is what it is with them. Nothing happens where they are not
+ * awaited. */
+void saver_recorded(struct saver *saver, const struct progress *progress);
 /* From saver_begin to `ended`. */
 bool saver_is_busy(const struct saver *saver);
-/* All ranks have answered: what is left to do needs none of them, and the loop must run until it has ended. */
+/* All ranks have answered: what they have to write is on disk, or has failed. */
+bool saver_has_answers(const struct saver *saver);
+/* What is left to do needs no rank, and the loop must run until it has ended. */
 bool saver_is_committing(const struct saver *saver);
 /* Clears away what was not finished; the loop runs no more. NULL is allowed. */
 void saver_close(struct saver *saver);

@@ -59,6 +59,7 @@ static void send_decision(struct coordinator *coordinator)
         .settings = conductor_settings(coordinator->conductor),
         .retention = *conductor_retention(coordinator->conductor),
         .has_parts = decision->save == NULL,
+        .awaits_records = conductor_awaits_records(coordinator->conductor),
     };
     saver_begin(coordinator->saver, &order);
 }
@@ -206,6 +207,14 @@ void workers_check_silence(struct coordinator *coordinator)
 
 /* ---- what ranks say ---- */
 
+/* Of the step that has ended, as far as there are any: its checkpoint waits for no more of them. */
+static void take_records(struct coordinator *coordinator)
+{
+    const char *name;
+    coordinator_write_records(coordinator);
+    saver_recorded(coordinator->saver, conductor_progress(coordinator->conductor, &name));
+}
+
 static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1__WorkerMessage *message)
 {
     struct conductor *conductor = coordinator->conductor;
@@ -226,7 +235,7 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
     case GACC__V1__WORKER_MESSAGE__BODY_STEP_DONE:
         taken = conductor_step_done(conductor, rank, message->step_done, now, &error);
         if (taken == 1) {
-            coordinator_write_records(coordinator);
+            take_records(coordinator);
             coordinator_show_progress(coordinator);
         }
         break;
@@ -240,7 +249,10 @@ static void take(struct coordinator *coordinator, uint32_t rank, const Gacc__V1_
         break;
     case GACC__V1__WORKER_MESSAGE__BODY_FINISHED:
         taken = conductor_finished(conductor, rank, message->finished, now, &error);
-        if (taken == 1) coordinator_conclude_in_order(coordinator);
+        if (taken == 1) {
+            take_records(coordinator);
+            coordinator_conclude_in_order(coordinator);
+        }
         break;
     default:
         workers_lose(coordinator, rank, "sent a message that has no meaning here");
@@ -278,8 +290,10 @@ void join_gone(struct rpc_call *call, void *context)
 
 void workers_lose(struct coordinator *coordinator, uint32_t rank, const char *why)
 {
-    /* Its part of the checkpoint with which the job stops is on disk: what is left to do needs no rank. */
-    if (saver_is_committing(coordinator->saver) && conductor_is_stopping(coordinator->conductor)) {
+    /* Its part of the checkpoint with which the job stops is on disk: what is left to do needs no rank. The records of
+     * the step may be short of what this one had to tell. */
+    if (saver_has_answers(coordinator->saver) && conductor_is_stopping(coordinator->conductor)) {
+        take_records(coordinator);
         coordinator->conclusion_waits = true;
         return;
     }

@@ -34,8 +34,23 @@ class Kills(faults.Faults):
     def whole(self, ranks):
         done = self.run_job("job.yaml", ranks=ranks, output=f"whole{ranks}")
         self.assertEqual(done.status, 0, done.err)
+        self.wanted_records = self.records(f"whole{ranks}")
         with open(os.path.join(self.directory, f"whole{ranks}", "final", "model.safetensors"), "rb") as file:
             return file.read()
+
+    def records(self, output="run"):
+        """Of all steps and evaluations; where a later start made one again, that one."""
+        last = {}
+        for record in self.log(output=output):
+            record.pop("seconds", None)
+            if record["type"] in ("step", "eval"):
+                last[record["step"], record["type"]] = record
+        return [last[key] for key in sorted(last)]
+
+    def check_end(self, wanted, what=None):
+        with open(os.path.join(self.directory, "run", "final", "model.safetensors"), "rb") as file:
+            self.assertEqual(file.read(), wanted, what)
+        self.assertEqual(self.records(), self.wanted_records, what)
 
     def logged(self):
         return harness.read_log(os.path.join(self.directory, "run"))
@@ -103,8 +118,7 @@ class Kills(faults.Faults):
                     finished = self.result()["status"] == "done"
                 except FileNotFoundError:
                     pass
-            with open(os.path.join(self.directory, "run", "final", "model.safetensors"), "rb") as file:
-                self.assertEqual(file.read(), wanted)
+            self.check_end(wanted)
 
     def test_at_random(self):
         count = int(os.environ.get("GACC_KILLS", "40"))
@@ -146,8 +160,35 @@ class Kills(faults.Faults):
             done = self.run_job("job.yaml", ranks=0)
             self.assertEqual(done.status, 0, (state, done.err))
             self.check_resumption(before, done.err)
-            with open(os.path.join(self.directory, "run", "final", "model.safetensors"), "rb") as file:
-                self.assertEqual(file.read(), wanted, state)
+            self.check_end(wanted, state)
+
+    def test_a_checkpoint_is_complete_behind_the_records_of_its_step(self):
+        """Killed while it evaluates, when its part of that step's checkpoint is on disk: neither is missing in the log later."""
+        why = breakpoint.unusable()
+        if why:
+            self.skipTest(why)
+        job = self.gpt(steps=40, evaluation={"every": 4, "sequences": 20}, checkpoint={"every": 4, "keep": 0})
+        job["data"]["validation"] = 0.3
+        self.write("job.yaml", json.dumps(job))
+        wanted = self.whole(0)
+        running = self.start("job.yaml", ranks=0)
+        harness.wait_for(lambda: harness.executable_of(running.process.pid) == os.path.realpath(harness.GACCD), 5, "gaccd")
+        trap = breakpoint.Breakpoint(running.process.pid, harness.GACCD, "state")
+        while (registers := trap.hit()).rdx != 1 + STATES.index("EVALUATE"):
+            trap.step_over(registers)
+        part, whole = (checkpoints.path(running.output, checkpoints.name_of(registers.rsi), name)  # in fp32 every step is applied
+                       for name in ("optimizer-00000-of-00001.safetensors", "manifest.json"))
+        harness.wait_for(lambda: os.path.exists(part), 10, "the rank's part")
+        time.sleep(1)
+        is_complete = os.path.exists(whole)
+        os.kill(running.process.pid, signal.SIGKILL)
+        trap.wait()
+        running.process.returncode = -signal.SIGKILL  # breakpoint.py has waited for it
+        self.assertEqual(harness.until_empty(self.processes, 10), [])
+        self.assertFalse(is_complete)
+        done = self.run_job("job.yaml", ranks=0)
+        self.assertEqual((done.status, done.err), (0, ""))
+        self.check_end(wanted)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,10 @@ class Resume(checkpoints.Checkpoints):
                 records = self.last_start(self.directory_of(output))
                 self.assertEqual(records[0]["resumed_from"], path(output, name_of(applied)))
                 self.assertEqual(records[0]["resumed"]["step"], attempt)
-                found = [{k: v for k, v in r.items() if k != "seconds"} for r in records if r["type"] in ("step", "event")]
+                found = [{k: v for k, v in r.items() if k != "seconds"} for r in records
+                         if r["type"] in ("step", "event", "eval") and r.get("event") != "notice"]  # which every start has
                 wanted = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in whole.log_text.splitlines()]
-                wanted = [r for r in wanted if r["type"] in ("step", "event") and r["step"] > attempt]
+                wanted = [r for r in wanted if r["type"] in ("step", "event", "eval") and r["step"] > attempt]
                 self.assertEqual(found, wanted)
                 self.assertEqual(contents(self.directory_of(output), last), contents(run, last))
                 self.assertEqual(rest.tensors.keys(), whole.tensors.keys())
@@ -87,6 +88,19 @@ class Resume(checkpoints.Checkpoints):
         job = gpt(steps=8, compute="fp16", scale={"initial": 2**17, "interval": 3}, batch_={"global": 9, "micro": 2, "ramp": {"from": 3, "steps": 5}})
         for ranks in (1, 2):
             self.check_goes_on(job, toys.tokens(300), ranks, 8, (1, 2, 4, 6))
+
+    def test_what_was_evaluated_and_told_there_is_in_it(self):
+        """At the step of a checkpoint, which is made meanwhile; at the last one nothing is left to do."""
+        job = gpt(steps=4, evaluation={"every": 2, "sequences": 4}, data_={"validation": 0.5})
+        whole = self.check_goes_on(job, toys.tokens(300), 2, 4, (1, 4))
+        for step in (2, 4):
+            evaluation = next(record for record in whole.evaluations if record["step"] == step)
+            self.assertEqual(manifest(self.directory_of("run1"), name_of(step))["evaluation"],
+                             {"begun_at": step, "loss": evaluation["loss"], "optimizer_steps": step})
+        for cut_at in range(2):
+            self.assertEqual(self.result(f"cut1.{cut_at}")["validation_loss"], whole.result["validation_loss"])
+        mlp = toys.job_of({"type": "mlp", "inputs": 2, "hidden": [4], "outputs": 1, "norm": "batch"}, steps=4, batch=4, micro=2)
+        self.check_goes_on(mlp, [(int(i % 4 > 0), i % 3, -i, i % 2) for i in range(8)], 1, 4, (2,))  # of two rows one is masked
 
     def test_the_growth_tracker_is_restored(self):
         """case 18-1"""
