@@ -87,7 +87,7 @@ int store_list(const char *output, struct stored **list, size_t *count, struct e
         struct stored stored;
         if (!read_name(entry->d_name, &stored)) continue;
         snprintf(manifest, sizeof manifest, "%s/%s/%s", folder, stored.name, MANIFEST_NAME);
-        stored.complete = !access(manifest, F_OK);
+        stored.complete = !access(manifest, F_OK) || (errno != ENOENT && errno != ENOTDIR);
         status = add(list, count, &stored, error);
     }
     closedir(stream);
@@ -162,18 +162,19 @@ int store_commit(const char *output, const char *name, struct manifest *manifest
 
 /* ---- letting go ---- */
 
+/* Of a link to a directory what it names, and the link; a file in a checkpoint's place goes, too. */
 static int remove_entries(const char *directory, struct error *error)
 {
     char path[2 * PATH_MAX];
     DIR *stream = opendir(directory);
-    if (!stream) return error_set_errno(error, STATUS_IO, errno, "%s", directory);
-    for (struct dirent *entry; (entry = readdir(stream));) {
+    if (!stream && errno != ENOTDIR) return error_set_errno(error, STATUS_IO, errno, "%s", directory);
+    for (struct dirent *entry; stream && (entry = readdir(stream));) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
         snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
         unlink(path); /* what stays keeps the directory, which says so */
     }
-    closedir(stream);
-    if (!rmdir(directory)) return 0;
+    if (stream) closedir(stream);
+    if (!rmdir(directory) || (errno == ENOTDIR && !unlink(directory))) return 0;
     return error_set_errno(error, STATUS_IO, errno, "%s: cannot be removed", directory);
 }
 
@@ -186,7 +187,7 @@ int store_remove(const char *output, const char *name, struct error *error)
         return status;
     if (!unlink(manifest)) {
         if ((status = sync_directory(directory, error))) return status;
-    } else if (errno != ENOENT) {
+    } else if (errno != ENOENT && errno != ENOTDIR) {
         return error_set_errno(error, STATUS_IO, errno, "%s: cannot be removed", manifest);
     }
     if (access(directory, F_OK) && errno == ENOENT) return 0;

@@ -20,7 +20,7 @@ struct stored {
     char name[STORE_NAME_MAX + 1];
     uint64_t optimizer_steps;
     uint64_t attempt; /* 0, or the later attempt of the same optimizer steps after which it was made */
-    bool complete;
+    bool complete;    /* its manifest is there, or cannot be looked for */
 };
 
 /* step-00000100; step-00000100-attempt-00000117 where the attempt before it was not applied, and so another checkpoint

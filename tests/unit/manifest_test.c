@@ -409,6 +409,47 @@ static void checkpoints_are_listed_kept_and_removed(void **unused)
     drop_output();
 }
 
+static void link_to(const char *name, const char *target)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/checkpoints/%s", output, name);
+    assert_int_equal(symlink(target, path), 0);
+}
+
+/* Somebody has moved one to another disk; a file has the name of one. */
+static void links_and_files_of_that_name_go_as_well(void **unused)
+{
+    (void)unused;
+    struct error error;
+    const struct retention all = {0};
+    make_output("links");
+    commit("step-00000100", &all);
+    commit("elsewhere", &all);
+    link_to("step-00000200", "elsewhere");
+    link_to("step-00000300", "step-00000100/manifest.json");
+    check_list("00000100 00000200 00000300? ");
+    if (store_remove(output, "step-00000200", &error)) fail_msg("%s", error.text);
+    if (store_remove(output, "step-00000300", &error)) fail_msg("%s", error.text);
+    check_list("00000100 ");
+    char path[512];
+    snprintf(path, sizeof path, "%s/checkpoints/elsewhere/model.safetensors", output);
+    assert_int_not_equal(access(path, F_OK), 0); /* that is what it took room for */
+    snprintf(path, sizeof path, "%s/checkpoints/elsewhere", output);
+    assert_int_equal(rmdir(path), 0);
+    drop_output();
+}
+
+/* No crash left it like this, so it is not for us to remove. */
+static void what_cannot_be_looked_at_is_not_taken_for_incomplete(void **unused)
+{
+    (void)unused;
+    make_output("loop");
+    write_text("step-00000100", "model.safetensors", "hello");
+    link_to("step-00000100/manifest.json", "manifest.json");
+    check_list("00000100 ");
+    drop_output();
+}
+
 static void every_byte_counts(void **unused)
 {
     (void)unused;
@@ -450,6 +491,8 @@ int main(void)
         cmocka_unit_test(every_bit_of_it_counts),
         cmocka_unit_test(an_older_one_is_read),
         cmocka_unit_test(checkpoints_are_listed_kept_and_removed),
+        cmocka_unit_test(links_and_files_of_that_name_go_as_well),
+        cmocka_unit_test(what_cannot_be_looked_at_is_not_taken_for_incomplete),
         cmocka_unit_test(every_byte_counts),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
