@@ -267,6 +267,26 @@ static int compare_further(const struct comparison *comparison)
     return 0;
 }
 
+static void free_change(struct job_change *change)
+{
+    free(change->key);
+    free(change->was);
+    free(change->now);
+}
+
+/* Of a key of which one row applies to one of the jobs and another to the other, the values may be the same. */
+static void drop_equal(struct job_changes *changes)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < changes->count; i++) {
+        if (differ(changes->each[i].was, changes->each[i].now))
+            changes->each[kept++] = changes->each[i];
+        else
+            free_change(&changes->each[i]);
+    }
+    changes->count = kept;
+}
+
 int job_compare(struct job_changes *changes, const Gacc__V1__JobSpec *was, const Gacc__V1__JobSpec *now,
                 const struct job_overrides *overrides, struct error *error)
 {
@@ -278,6 +298,7 @@ int job_compare(struct job_changes *changes, const Gacc__V1__JobSpec *was, const
         if (keys[i].type == KEY_GROUPS) failed = compare_further(&comparison); /* behind the keys of the first */
         if (!failed && is_compared(&keys[i])) failed = compare_key(&comparison, &keys[i]);
     }
+    drop_equal(changes);
     if (!failed) return 0;
     job_changes_free(changes);
     return error_set(error, STATUS_INTERNAL, "out of memory");
@@ -356,11 +377,7 @@ int job_changes_keep(const struct job_changes *changes, const Gacc__V1__JobSpec 
 
 void job_changes_free(struct job_changes *changes)
 {
-    for (size_t i = 0; i < changes->count; i++) {
-        free(changes->each[i].key);
-        free(changes->each[i].was);
-        free(changes->each[i].now);
-    }
+    for (size_t i = 0; i < changes->count; i++) free_change(&changes->each[i]);
     free(changes->each);
     *changes = (struct job_changes){0};
 }
