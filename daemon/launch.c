@@ -19,6 +19,7 @@
 #include "daemon/coordinator/run_directory.h"
 #include "daemon/final.h"
 #include "daemon/interruption.h"
+#include "daemon/notes.h"
 #include "daemon/place.h"
 #include "daemon/verify/receipt.h"
 #include "worker/control_client.h"
@@ -79,7 +80,7 @@ struct launch {
     /* rank 0 */
     bool has_terminal; /* somebody sees stdout */
     struct coordinator_link coordinator;
-    pthread_t note_reader;
+    struct notes notes;
 };
 
 /* ---- what is printed ---- */
@@ -122,27 +123,11 @@ static void free_notices(struct notices *notices)
     *notices = (struct notices){0};
 }
 
-/* Shows what the coordinator has to say, until it is gone. */
-static void *read_notes(void *context)
+/* Behind all that the coordinator has said. */
+static void complain_last(struct launch *launch, const char *text)
 {
-    const struct launch *launch = context;
-    struct coordinator_note note;
-    ssize_t length;
-    while ((length = read(launch->coordinator.notes, &note, sizeof note)) == sizeof note ||
-           (length < 0 && errno == EINTR)) {
-        if (length < 0) continue;
-        if (note.kind == NOTE_WARNING) {
-            complain(note.text);
-            continue;
-        }
-        if (note.kind == NOTE_FATAL) {
-            complain(note.text);
-            _exit((int)note.status); /* this rank hangs in MPI_Init, or in its way there */
-        }
-        printf("\r\033[K%s%s", note.text, note.kind == NOTE_DONE ? "\n" : "");
-        fflush(stdout);
-    }
-    return NULL;
+    if (launch->place.rank == 0) notes_show(&launch->notes);
+    complain_as_rank(launch, text);
 }
 
 /* ---- how far the job has come ---- */
@@ -206,8 +191,8 @@ static int meet_coordinator(struct launch *launch, struct error *error)
     snprintf(launch->addresses, sizeof launch->addresses, "%s", ready.addresses);
     memcpy(launch->secret, ready.secret, SECRET_BYTES);
     launch->certificate = ready.certificate;
-    int number = pthread_create(&launch->note_reader, NULL, read_notes, launch);
-    if (number) return error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread");
+    status = notes_open(&launch->notes, launch->coordinator.notes, error);
+    if (status) return status;
     return ready.resumes ? go_on(launch, &ready, error) : 0;
 }
 
@@ -547,7 +532,7 @@ static void on_farewell(void *context, const Gacc__V1__Farewell *farewell)
     struct launch *launch = context;
     const char *interrupted = begin_ending(launch);
     const Gacc__V1__Failure *failure = farewell->failure;
-    if (farewell->print && failure) complain_as_rank(launch, failure->text);
+    if (farewell->print && failure) complain_last(launch, failure->text);
     if (interrupted) /* a launcher that ends the job does not hear of an abort */
         leave(launch, interrupted, failure ? status_received(failure->status) : STATUS_INTERNAL);
     usleep(DEATH_FIRST_MICROSECONDS);
@@ -561,7 +546,7 @@ static void on_lost(void *context, const struct error *error)
     if (launch->place.rank != 0 && !enter_stage(launch, STAGE_ENDING, NULL)) sleep(ALONE_SECONDS);
     const char *interrupted = begin_ending(launch);
     if (launch->place.rank == 0) {
-        complain_as_rank(launch, error->text);
+        complain_last(launch, error->text);
         stand_in(launch, error);
     }
     if (interrupted) leave(launch, interrupted, STATUS_INTERNAL);
@@ -645,7 +630,7 @@ static int train(struct launch *launch, struct control *control, struct error *e
 
 /* The job's status, as the coordinator says it in its farewell. Where it has said so before (in answer to hello), or is
  * gone, *error holds the last word. */
-static int finish(const struct launch *launch, struct control *control, int status, struct error *error)
+static int finish(struct launch *launch, struct control *control, int status, struct error *error)
 {
     Gacc__V1__Failure failure = GACC__V1__FAILURE__INIT;
     Gacc__V1__Finished finished = GACC__V1__FINISHED__INIT;
@@ -664,7 +649,7 @@ static int finish(const struct launch *launch, struct control *control, int stat
         status = verdict && verdict->status ? error_received(error, verdict->status, verdict->text) : 0;
         gacc__v1__farewell__free_unpacked(farewell, NULL);
     }
-    if (status && control_client_prints(control)) complain_as_rank(launch, error->text);
+    if (status && control_client_prints(control)) complain_last(launch, error->text);
     return status;
 }
 
@@ -720,13 +705,13 @@ static int work(struct launch *launch, struct error *error)
 
 /* ---- the whole ---- */
 
-static void end_coordinator(const struct launch *launch)
+static void end_coordinator(struct launch *launch)
 {
     int how;
     close(launch->coordinator.life);
     if (waitpid(launch->coordinator.pid, &how, 0) > 0 && WIFSIGNALED(how))
         leftovers_remove(&launch->coordinator.leftovers, true);
-    pthread_join(launch->note_reader, NULL);
+    notes_close(&launch->notes);
 }
 
 int launch_run(const struct launch_options *options)
