@@ -257,6 +257,10 @@ struct kernel_table {
     /* moments [2][channels]: mean, and Σ (x − mean)², of these rows; 0 when there are none. */
     void (*batchnorm_moments)(struct kernels *, double *moments, const compute *x, const double *row_weight,
                               struct norm_shape shape);
+    /* The mean of a set and 1/√(variance + eps), from its moments over `count` values a channel; which join `all`
+     * [2][channels], the moments of `before` values (Chan, Golub & LeVeque 1979), unless count is 0. */
+    void (*batchnorm_settle)(struct kernels *, wide *mean, wide *rstd, double *all, double before,
+                             const double *moments, double count, size_t channels);
     void (*batchnorm_forward)(struct kernels *, compute *y, const compute *x, const wide *mean, const wide *rstd,
                               const compute *weight, const compute *bias, struct norm_shape shape);
     /* sums [2][channels]: Σ dy, and Σ dy·(x − mean)·rstd, of these rows. dbias and dweight += them; either may be NULL.

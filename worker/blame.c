@@ -34,7 +34,7 @@ static bool replay(struct session *session, const struct step *step)
         if (!(session->batch->weight_sum > 0)) continue;
         window_clear_gradients(session);
         struct pass pass = window_pass(session, step);
-        pass.is_alone = true;
+        if (pass.sets != SETS_RUNNING) pass.sets = SETS_OWN;
         model_forward(session->model, &pass, session->activations);
         model_backward(session->model, &pass, session->activations);
         if (nonfinite_tensor(session)) return true;

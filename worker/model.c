@@ -297,25 +297,25 @@ size_t stage_channels(const struct stage *stage)
     return stage->class->statistics ? stage->class->statistics(stage, NULL, NULL) : 0;
 }
 
-/* A micro-batch that is a set, or a part of it that other ranks complete. */
+/* A micro-batch that is a part of a set that other ranks complete. */
 static void complete_set(const struct stage *stage, struct pass *pass, const compute *in, void *scratch)
 {
-    if (!stage->class->statistics || pass->is_by_running) return;
+    if (!stage->class->statistics || pass->sets != SETS_OF_RANKS) return;
     struct stage_statistics *set = &pass->statistics->stages[stage->set];
     statistics_begin_set(set);
     stage->class->add_moments(stage, pass, in, scratch);
-    if (!pass->is_alone) statistics_settle(pass->statistics, set);
+    statistics_settle(pass->statistics, set);
 }
 
 /* The same of what its backward needs. */
 static void complete_sums(const struct stage *stage, struct pass *pass, const compute *dout, const compute *in,
                           void *saved, void *scratch)
 {
-    if (!stage->class->statistics) return;
+    if (!stage->class->statistics || pass->sets != SETS_OF_RANKS) return;
     struct stage_statistics *set = &pass->statistics->stages[stage->set];
     statistics_begin_sums(set);
     stage->class->add_sums(stage, pass, dout, in, saved, scratch);
-    if (!pass->is_alone && !pass->is_by_running) statistics_settle_sums(pass->statistics, set);
+    statistics_settle_sums(pass->statistics, set);
 }
 
 void model_forward(const struct model *model, struct pass *pass, struct activations *activations)

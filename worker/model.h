@@ -72,6 +72,14 @@ struct overlap {
 struct stage;
 struct statistics; /* worker/statistics.h */
 
+/* Of which rows a stage that needs statistics of a set takes them, in a pass. */
+enum pass_sets {
+    SETS_OWN,       /* the micro-batch's: nobody else is asked, and nothing passes through the host */
+    SETS_OF_RANKS,  /* those of the micro-batches that the ranks are at */
+    SETS_OF_WINDOW, /* the window's: set by model_run_window */
+    SETS_RUNNING,   /* none: it goes by the running ones, and no row depends on another */
+};
+
 /* One micro-batch on its way through the stages. All memory but the batch's is the backend's. */
 struct pass {
     struct kernels *kernels;
@@ -83,8 +91,7 @@ struct pass {
     long double averaging; /* S·averaging factor without w: what tape multiplies Σ v·g by before rounding */
     double *loss_sum;      /* [1] += Σ w·ℓ, unscaled, in the unit of the batch's weights, by the last stage */
     struct statistics *statistics; /* of a model that has sets; what stages learn of them goes there */
-    bool is_by_running;            /* stages go by the running statistics: no row depends on another then */
-    bool is_alone;                 /* the micro-batch is a set of its own, of which no other rank is told */
+    enum pass_sets sets;
     struct overlap overlap;
     /* Changes what a stage is recomputed with: the pass, and *in, which may become `out`, what the stage handed on.
      * NULL: what its forward had. Only a planted fault is here. */

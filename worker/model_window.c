@@ -111,6 +111,13 @@ struct run {
     struct window_memory *memory;
 };
 
+static bool open_pass(const struct run *run, uint32_t k, struct pass *pass)
+{
+    if (!run->passes->open(run->passes->context, k, pass)) return false;
+    pass->sets = SETS_OF_WINDOW;
+    return true;
+}
+
 /* What enters the segment, and what leaves it, of pass k; NULL at the ends of the model. */
 static compute *entering(const struct run *run, size_t segment, uint32_t k)
 {
@@ -144,7 +151,7 @@ static uint32_t forward_all(const struct run *run, size_t segment)
     uint32_t held = UINT32_MAX;
     statistics_begin_set(set);
     for (uint32_t k = 0; k < run->passes->count; k++) {
-        if (!run->passes->open(run->passes->context, k, &pass)) continue;
+        if (!open_pass(run, k, &pass)) continue;
         forward(run, &pass, segment, k);
         next->class->add_moments(next, &pass, leaving(run, segment, k), run->activations->scratch);
         held = k;
@@ -197,7 +204,7 @@ static void backward_all(const struct run *run, size_t segment, uint32_t held)
     struct pass pass;
     if (set) statistics_begin_sums(set);
     for (uint32_t k = run->passes->count; k-- > 0;) {
-        if (!run->passes->open(run->passes->context, k, &pass)) continue;
+        if (!open_pass(run, k, &pass)) continue;
         if (is_last || k != held) forward(run, &pass, segment, k);
         backward(run, &pass, segment, k);
         if (is_last) run->passes->done(run->passes->context, k);

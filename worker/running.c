@@ -47,7 +47,7 @@ void running_stand_by(struct session *session)
 int running_open(struct session *session, struct error *error)
 {
     if (session->model->set_count == 0) return 0;
-    int result = statistics_open(&session->statistics, session->model, session->host->ranks, error);
+    int result = statistics_open(&session->statistics, session->model, session->kernels, session->host->ranks, error);
     if (result) return result;
     session->statistics->context = session;
     session->statistics->gather = sets_are_shared(session) ? gather_from_ranks : NULL;
@@ -57,13 +57,14 @@ int running_open(struct session *session, struct error *error)
 void running_in_training(const struct session *session, struct pass *pass)
 {
     pass->statistics = session->statistics;
-    pass->is_by_running = session->job->model->norm_stats == STATS(FROZEN);
+    const Gacc__V1__NormStats stats = session->job->model->norm_stats;
+    pass->sets = stats == STATS(FROZEN) ? SETS_RUNNING : stats == STATS(SYNC) ? SETS_OF_RANKS : SETS_OWN;
 }
 
 void running_in_evaluation(const struct session *session, struct pass *pass)
 {
     pass->statistics = session->statistics;
-    pass->is_by_running = true;
+    pass->sets = SETS_RUNNING;
 }
 
 int running_check(const struct session *session, struct error *error)

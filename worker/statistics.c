@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/device.h"
+#include "worker/memory.h"
+
 void moments_join(struct moments *into, const struct moments *other, size_t channels)
 {
     const double count = into->count + other->count;
@@ -18,10 +21,15 @@ void moments_join(struct moments *into, const struct moments *other, size_t chan
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Doubles of a stage: two moments, sums, running, narrowed, part. */
+/* Doubles of a stage: moments, sums, running, narrowed, part; and of what a step's are in. */
 static size_t doubles_of(size_t channels)
 {
-    return 12 * channels;
+    return 10 * channels;
+}
+
+static size_t steps_of(size_t channels)
+{
+    return 2 * channels;
 }
 
 static size_t most_channels(const struct model *model)
@@ -37,7 +45,10 @@ static size_t most_channels(const struct model *model)
 size_t statistics_measure(const struct model *model, uint32_t ranks)
 {
     size_t doubles = ranks * (1 + 2 * most_channels(model));
-    for (size_t i = 0; i < model->stage_count; i++) doubles += doubles_of(stage_channels(&model->stages[i]));
+    for (size_t i = 0; i < model->stage_count; i++) {
+        const size_t channels = stage_channels(&model->stages[i]);
+        doubles += doubles_of(channels) + steps_of(channels);
+    }
     return model->set_count ? doubles * sizeof(double) : 0;
 }
 
@@ -48,17 +59,38 @@ static int open_stage(struct stage_statistics *stage, const struct stage *of, st
     if (!memory) return error_set(error, STATUS_INTERNAL, "out of memory for statistics");
     stage->channels = channels;
     stage->set = (struct moments){0, memory, memory + channels};
-    stage->step = (struct moments){0, memory + 2 * channels, memory + 3 * channels};
-    stage->sums = memory + 4 * channels;
-    stage->running = memory + 6 * channels;
-    stage->narrowed = memory + 8 * channels;
-    stage->part = memory + 10 * channels;
+    stage->sums = memory + 2 * channels;
+    stage->running = memory + 4 * channels;
+    stage->narrowed = memory + 6 * channels;
+    stage->part = memory + 8 * channels;
     of->class->statistics(of, &stage->running_mean, &stage->running_variance);
     for (size_t c = 0; c < channels; c++) stage->running[channels + c] = 1;
     return 0;
 }
 
-int statistics_open(struct statistics **out, const struct model *model, uint32_t ranks, struct error *error)
+/* Those of the step, in the kernels' memory and in the host's. */
+static int open_steps(struct statistics *statistics, struct error *error)
+{
+    size_t doubles = 0;
+    for (size_t i = 0; i < statistics->count; i++) doubles += steps_of(statistics->stages[i].channels);
+    statistics->steps_bytes = doubles * sizeof(double);
+    int result =
+        memory_reserve(statistics->kernels, (void **)&statistics->own, statistics->steps_bytes, "statistics", error);
+    if (result) return result;
+    statistics->steps =
+        statistics->kernels->table->on_host ? statistics->own : calloc(doubles, sizeof *statistics->steps);
+    if (!statistics->steps) return error_set(error, STATUS_INTERNAL, "out of memory for statistics");
+    for (size_t i = 0, at = 0; i < statistics->count; i++) {
+        struct stage_statistics *stage = &statistics->stages[i];
+        stage->step = (struct moments){0, statistics->steps + at, statistics->steps + at + stage->channels};
+        stage->own = statistics->own + at;
+        at += steps_of(stage->channels);
+    }
+    return 0;
+}
+
+int statistics_open(struct statistics **out, const struct model *model, struct kernels *kernels, uint32_t ranks,
+                    struct error *error)
 {
     *out = NULL;
     struct statistics *statistics = calloc(1, sizeof *statistics);
@@ -67,6 +99,7 @@ int statistics_open(struct statistics **out, const struct model *model, uint32_t
     statistics->gathered = calloc(ranks * (1 + 2 * most_channels(model)), sizeof *statistics->gathered);
     statistics->wide_type = dtype_wide(model->compute_type);
     statistics->momentum = model->spec->norm_momentum;
+    statistics->kernels = kernels;
     statistics->ranks = ranks;
     int result = statistics->stages && statistics->gathered
                      ? 0
@@ -74,6 +107,7 @@ int statistics_open(struct statistics **out, const struct model *model, uint32_t
     for (size_t i = 0; i < model->stage_count && !result; i++)
         if (stage_channels(&model->stages[i]) > 0)
             result = open_stage(&statistics->stages[statistics->count++], &model->stages[i], error);
+    if (!result) result = open_steps(statistics, error);
     if (result) {
         statistics_close(statistics);
         return result;
@@ -86,6 +120,8 @@ void statistics_close(struct statistics *statistics)
 {
     if (!statistics) return;
     for (size_t i = 0; i < statistics->count; i++) free(statistics->stages[i].set.mean);
+    if (statistics->steps != statistics->own) free(statistics->steps);
+    statistics->kernels->table->release(statistics->kernels, statistics->own);
     free(statistics->stages);
     free(statistics->gathered);
     free(statistics);
@@ -106,6 +142,7 @@ void statistics_begin(struct statistics *statistics)
     statistics->has_single = false;
     for (size_t i = 0; i < statistics->count; i++)
         clear_moments(&statistics->stages[i].step, statistics->stages[i].channels);
+    statistics->kernels->table->clear(statistics->kernels, statistics->own, statistics->steps_bytes);
 }
 
 void statistics_begin_set(struct stage_statistics *stage)
@@ -152,6 +189,12 @@ void statistics_settle(struct statistics *statistics, struct stage_statistics *s
         join_ranks(statistics, &stage->set, stage->channels, statistics->gather, &statistics->failure);
     statistics->has_single |= stage->set.count == 1;
     moments_join(&stage->step, &stage->set, stage->channels);
+}
+
+void statistics_settle_own(struct statistics *statistics, struct stage_statistics *stage, double count)
+{
+    statistics->has_single |= count == 1;
+    stage->step.count += count;
 }
 
 void statistics_settle_sums(struct statistics *statistics, struct stage_statistics *stage)
@@ -209,11 +252,14 @@ int statistics_advance(struct statistics *statistics,
                        int (*gather)(void *context, const double *own, double *all, size_t count, struct error *error),
                        struct error *error)
 {
-    for (size_t i = 0; i < statistics->count; i++) {
+    int result = 0;
+    if (!statistics->gather)
+        result =
+            device_download(statistics->kernels, statistics->steps, statistics->own, statistics->steps_bytes, error);
+    for (size_t i = 0; i < statistics->count && !result; i++) {
         struct stage_statistics *stage = &statistics->stages[i];
-        int result = gather ? join_ranks(statistics, &stage->step, stage->channels, gather, error) : 0;
-        if (result) return result;
-        advance(statistics, stage);
+        result = gather ? join_ranks(statistics, &stage->step, stage->channels, gather, error) : 0;
+        if (!result) advance(statistics, stage);
     }
-    return 0;
+    return result;
 }

@@ -23,7 +23,8 @@ struct stage_statistics {
     const struct tensor *running_mean, *running_variance; /* [channels] */
     size_t channels;
     struct moments set;  /* of the set at hand */
-    struct moments step; /* of all sets of the step */
+    struct moments step; /* of all sets of the step: mean, squares one behind the other */
+    double *own;         /* the same in the kernels' memory, of sets that passes are by themselves (SETS_OWN) */
     double *sums;        /* [2][channels] of the set at hand: Σ dy, Σ dy·n */
     double *part;        /* [2][channels] of some of its rows, on their way from the kernels' memory */
     double *running;     /* [2][channels] mean, variance: as the tensors have them */
@@ -35,6 +36,9 @@ struct statistics {
     size_t count;
     enum dtype wide_type;
     double momentum;
+    struct kernels *kernels;
+    double *steps, *own; /* every stage's step, and own, one behind the other; where memory is the host's, the same */
+    size_t steps_bytes;
     /* Puts every rank's `own` [count], in rank order, at `all` [ranks][count]. NULL: the rank has its sets for itself.
      */
     int (*gather)(void *context, const double *own, double *all, size_t count, struct error *error);
@@ -46,7 +50,8 @@ struct statistics {
 };
 
 /* Of a model that has stages which need them. ranks: of gather. */
-int statistics_open(struct statistics **out, const struct model *model, uint32_t ranks, struct error *error);
+int statistics_open(struct statistics **out, const struct model *model, struct kernels *kernels, uint32_t ranks,
+                    struct error *error);
 void statistics_close(struct statistics *statistics);
 /* Bytes of it. */
 size_t statistics_measure(const struct model *model, uint32_t ranks);
@@ -61,6 +66,8 @@ void statistics_add(struct stage_statistics *stage, double count);
 void statistics_add_sums(struct stage_statistics *stage);
 /* The set is complete on this rank: the other ranks' parts, where they have some, and the step's moments. */
 void statistics_settle(struct statistics *statistics, struct stage_statistics *stage);
+/* The same of a set that a pass is by itself, which has joined stage->own, with so many values a channel. */
+void statistics_settle_own(struct statistics *statistics, struct stage_statistics *stage, double count);
 /* The same of `sums`. */
 void statistics_settle_sums(struct statistics *statistics, struct stage_statistics *stage);
 
@@ -70,8 +77,9 @@ double statistics_as_kept(const struct statistics *statistics, double value);
 /* What to normalise by, into `narrowed`: the set's moments or the running ones. */
 void statistics_narrow(const struct statistics *statistics, struct stage_statistics *stage, bool running);
 
-/* The step is applied: running = (1 − momentum)·running + momentum·step's, its variance unbiased; where a value is not
- * finite, or there was none, they stay. `gather` (NULL: none): of ranks that had sets for themselves. */
+/* The step is applied: what passes were by themselves is waited for; running = (1 − momentum)·running +
+ * momentum·step's, its variance unbiased; where a value is not finite, or there was none, they stay. `gather` (NULL:
+ * none): of ranks that had sets for themselves. */
 int statistics_advance(struct statistics *statistics,
                        int (*gather)(void *context, const double *own, double *all, size_t count, struct error *error),
                        struct error *error);

@@ -23,7 +23,7 @@ struct reader {
 static int open_running(struct reader *reader, struct error *error)
 {
     if (reader->model->set_count == 0) return 0;
-    int result = statistics_open(&reader->statistics, reader->model, 1, error);
+    int result = statistics_open(&reader->statistics, reader->model, reader->kernels, 1, error);
     for (size_t i = 0; i < reader->model->set_count && !result; i++) {
         const struct stage_statistics *stage = &reader->statistics->stages[i];
         const size_t bytes = stage->channels * sizeof *stage->running;
@@ -40,10 +40,11 @@ static int open_reader(struct reader *reader, uint32_t rows, struct error *error
     int result = model_open(&reader->model, reader->job->model, DTYPE_FP64, error);
     if (!result) result = data_open(&reader->data, reader->job->data, 't', &shape, error);
     if (!result) result = micro_batch_open(&reader->batch, &shape, rows, error);
-    if (!result) result = open_running(reader, error);
     if (result) return result;
     reader->kernels = kernels_open_cpu(&(struct kernels_options){.compute_type = DTYPE_FP64, .threads = 1});
     if (!reader->kernels) return error_set(error, STATUS_INTERNAL, "out of memory for the kernels' scratch");
+    result = open_running(reader, error);
+    if (result) return result;
     return activations_open(&reader->activations, reader->model, reader->kernels, rows, false, error);
 }
 
@@ -70,7 +71,7 @@ static struct pass pass_over(const struct reader *reader, double *loss)
                         .feed = feed_of(reader->batch, reader->batch->block),
                         .loss_sum = loss,
                         .statistics = reader->statistics,
-                        .is_by_running = true};
+                        .sets = SETS_RUNNING};
     pass.feed.dropout_key = NULL;
     return pass;
 }
@@ -136,8 +137,7 @@ static int read_set(struct reader *reader, uint32_t first, uint32_t count, long 
         result = data_read(reader->data, sequence_at(reader, i), batch, error);
     if (result || !(batch->weight_sum > 0)) return result;
     struct pass pass = pass_over(reader, &sum);
-    pass.is_by_running = false;
-    pass.is_alone = true;
+    pass.sets = SETS_OWN;
     model_forward(reader->model, &pass, reader->activations);
     *loss = (long double)sum;
     *weight = (long double)batch->weight_sum;

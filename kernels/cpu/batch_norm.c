@@ -2,6 +2,8 @@
  * BatchNorm (Ioffe and Szegedy 2015), cut where statistics are known: what the rows at hand add to the statistics of
  * their set, and what is done once those are known. Sums are over channels side by side, in double.
  */
+#include <math.h>
+
 #include "kernels/cpu/element.h"
 #include "kernels/cpu/instance.h"
 
@@ -55,6 +57,22 @@ void cpu_batchnorm_moments(struct kernels *kernels, double *moments, const compu
 {
     const struct batch b = {.sums = moments, .x = x, .row_weight = row_weight, .shape = shape};
     cpu_spread(kernels, moments_of_channels, &b, shape.channels, 16);
+}
+
+void cpu_batchnorm_settle(struct kernels *kernels, wide *mean, wide *rstd, double *all, double before,
+                          const double *moments, double count, size_t channels)
+{
+    (void)kernels;
+    const double *set_mean = moments, *set_squares = moments + channels, both = before + count;
+    for (size_t c = 0; c < channels; c++) {
+        ((real *)mean)[c] = (real)set_mean[c];
+        ((real *)rstd)[c] = (real)(1 / sqrt(set_squares[c] / count + NORM_EPS));
+    }
+    for (size_t c = 0; c < channels && count > 0; c++) {
+        const double apart = set_mean[c] - all[c];
+        all[c] += apart * (count / both);
+        all[channels + c] += set_squares[c] + apart * apart * (before * count / both);
+    }
 }
 
 /* Σ dy and Σ dy·n, n = (x − mean)·rstd. */

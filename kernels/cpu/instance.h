@@ -25,6 +25,7 @@
 #define cpu_groupnorm_forward INSTANCE(cpu_groupnorm_forward)
 #define cpu_groupnorm_backward INSTANCE(cpu_groupnorm_backward)
 #define cpu_batchnorm_moments INSTANCE(cpu_batchnorm_moments)
+#define cpu_batchnorm_settle INSTANCE(cpu_batchnorm_settle)
 #define cpu_batchnorm_forward INSTANCE(cpu_batchnorm_forward)
 #define cpu_batchnorm_sums INSTANCE(cpu_batchnorm_sums)
 #define cpu_batchnorm_backward INSTANCE(cpu_batchnorm_backward)
@@ -61,6 +62,7 @@ CPU_KERNEL(layernorm_backward);
 CPU_KERNEL(groupnorm_forward);
 CPU_KERNEL(groupnorm_backward);
 CPU_KERNEL(batchnorm_moments);
+CPU_KERNEL(batchnorm_settle);
 CPU_KERNEL(batchnorm_forward);
 CPU_KERNEL(batchnorm_sums);
 CPU_KERNEL(batchnorm_backward);

@@ -29,6 +29,7 @@ const struct kernel_table INSTANCE(cpu_table) = {
     .groupnorm_forward = cpu_groupnorm_forward,
     .groupnorm_backward = cpu_groupnorm_backward,
     .batchnorm_moments = cpu_batchnorm_moments,
+    .batchnorm_settle = cpu_batchnorm_settle,
     .batchnorm_forward = cpu_batchnorm_forward,
     .batchnorm_sums = cpu_batchnorm_sums,
     .batchnorm_backward = cpu_batchnorm_backward,

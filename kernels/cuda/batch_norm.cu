@@ -95,6 +95,30 @@ static void batchnorm_moments(struct kernels *kernels, double *moments, const co
     channel_sums<T>(cuda, "batchnorm_moments", terms, shape, is_whole<T>(shape, x));
 }
 
+/* A thread to a channel. */
+template <class W>
+__global__ void __launch_bounds__(THREADS)
+    settle_kernel(W *mean, W *rstd, double *all, double before, const double *moments, double count, size_t channels)
+{
+    const size_t c = blockIdx.x * static_cast<size_t>(THREADS) + threadIdx.x;
+    if (c >= channels) return;
+    const double set_mean = moments[c], squares = moments[channels + c];
+    mean[c] = static_cast<W>(set_mean);
+    rstd[c] = static_cast<W>(1 / square_root(squares / count + NORM_EPS));
+    if (count > 0) moments_share(before, count).join(all[c], all[channels + c], set_mean, squares);
+}
+
+template <class T>
+static void batchnorm_settle(struct kernels *kernels, wide *mean, wide *rstd, double *all, double before,
+                             const double *moments, double count, size_t channels)
+{
+    using W = real<T>;
+    struct cuda *cuda = cuda_enter(kernels);
+    if (channels == 0) return;
+    start(cuda, "batchnorm_settle", settle_kernel<W>, static_cast<unsigned>(ceiling<size_t>(channels, THREADS)),
+          THREADS, 0, static_cast<W *>(mean), static_cast<W *>(rstd), all, before, moments, count, channels);
+}
+
 template <class T> struct batch_sums : gradient_sums<T> {
     using W = real<T>;
     template <unsigned N> using item = typename gradient_sums<T>::template item<N>;
@@ -266,6 +290,7 @@ static void batchnorm_backward(struct kernels *kernels, compute *dx, const compu
 template <class T> void fill_batch_norm(struct cuda *cuda)
 {
     cuda->table.batchnorm_moments = batchnorm_moments<T>;
+    cuda->table.batchnorm_settle = batchnorm_settle<T>;
     cuda->table.batchnorm_forward = batchnorm_forward<T>;
     cuda->table.batchnorm_sums = batchnorm_sums<T>;
     cuda->table.batchnorm_backward = batchnorm_backward<T>;

@@ -105,6 +105,21 @@ void reference_batchnorm_moments(struct kernels *kernels, double *moments, const
     }
 }
 
+void reference_batchnorm_settle(struct kernels *kernels, wide *mean, wide *rstd, double *all, double before,
+                                const double *moments, double count, size_t channels)
+{
+    (void)kernels;
+    for (size_t c = 0; c < channels; c++) {
+        ((double *)mean)[c] = moments[c];
+        ((double *)rstd)[c] = 1 / sqrt(moments[channels + c] / count + NORM_EPS);
+        if (!(count > 0)) continue;
+        const double joined = (before * all[c] + count * moments[c]) / (before + count);
+        all[channels + c] +=
+            moments[channels + c] + before * pow(all[c] - joined, 2) + count * pow(moments[c] - joined, 2);
+        all[c] = joined;
+    }
+}
+
 void reference_batchnorm_forward(struct kernels *kernels, compute *y, const compute *x, const wide *mean,
                                  const wide *rstd, const compute *weight, const compute *bias, struct norm_shape shape)
 {

@@ -397,6 +397,7 @@ static const struct kernel_table reference_table = {
     .groupnorm_forward = reference_groupnorm_forward,
     .groupnorm_backward = reference_groupnorm_backward,
     .batchnorm_moments = reference_batchnorm_moments,
+    .batchnorm_settle = reference_batchnorm_settle,
     .batchnorm_forward = reference_batchnorm_forward,
     .batchnorm_sums = reference_batchnorm_sums,
     .batchnorm_backward = reference_batchnorm_backward,

@@ -17,6 +17,8 @@ void reference_groupnorm_backward(struct kernels *, compute *dx, wide *dweight, 
                                   struct norm_shape shape);
 void reference_batchnorm_moments(struct kernels *, double *moments, const compute *x, const double *row_weight,
                                  struct norm_shape shape);
+void reference_batchnorm_settle(struct kernels *, wide *mean, wide *rstd, double *all, double before,
+                                const double *moments, double count, size_t channels);
 void reference_batchnorm_forward(struct kernels *, compute *y, const compute *x, const wide *mean, const wide *rstd,
                                  const compute *weight, const compute *bias, struct norm_shape shape);
 void reference_batchnorm_sums(struct kernels *, double *sums, wide *dweight, wide *dbias, const compute *dy,

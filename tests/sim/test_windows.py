@@ -45,6 +45,24 @@ class Windows(toys.Training):
         more = waits(3, 5) - short
         self.assertEqual(more, {"copy to pageable memory host-sync": 3, "cudaStreamSynchronize host-sync": 3})
 
+    def test_statistics_of_micro_batches_are_read_once_a_step(self):
+        """Of two norms; those that are over more than a micro-batch wait for each, there and back."""
+        def waits(stats, accumulate, steps=2):
+            model = {"type": "mlp", "inputs": 2, "hidden": [4, 3], "outputs": 1, "loss": "mse", "norm": "batch", "norm_stats": stats}
+            job = toys.job_of(model, batch=4 * accumulate, micro=4, steps=steps, lr=0.01)
+            rows = [(1, i % 5 - 2, i % 3, i % 7) for i in range(4 * accumulate * steps)]
+            (lines,), _ = self.trace_of(job, rows)
+            return lines.count("copy to pageable memory host-sync")
+
+        for stats, a_step in (("frozen", 1), ("micro", 2)):
+            with self.subTest(stats=stats):
+                few = waits(stats, 3)
+                self.assertEqual(waits(stats, 5), few)
+                self.assertEqual(waits(stats, 3, steps=5) - few, 3 * a_step)
+        for stats in ("sync", "window"):
+            with self.subTest(stats=stats):
+                self.assertEqual(waits(stats, 5) - waits(stats, 3), 2 * 2 * 2 * 2)  # steps, micro-batches, norms, ways
+
     def test_what_a_product_needs_is_made_at_its_first_call_and_memory_at_the_start(self):
         def made(steps):
             (lines,), _ = self.trace(3, steps=steps)

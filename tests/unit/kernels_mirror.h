@@ -291,6 +291,15 @@ static inline void mirror_batchnorm_moments(struct kernels *kernels, double *mom
     mirror_back(mirror);
 }
 
+static inline void mirror_batchnorm_settle(struct kernels *kernels, wide *mean, wide *rstd, double *all, double before,
+                                           const double *moments, double count, size_t channels)
+{
+    MIRROR(kernels);
+    table->batchnorm_settle(backend, WIDE_OUT(mean, channels), WIDE_OUT(rstd, channels), OF_OUT(all, 2 * channels),
+                            before, OF_IN(moments, 2 * channels), count, channels);
+    mirror_back(mirror);
+}
+
 static inline void mirror_batchnorm_forward(struct kernels *kernels, compute *y, const compute *x, const wide *mean,
                                             const wide *rstd, const compute *weight, const compute *bias,
                                             struct norm_shape s)
@@ -528,6 +537,7 @@ static inline struct kernels *mirror_open(struct kernels *backend, size_t shift)
         .groupnorm_forward = mirror_groupnorm_forward,
         .groupnorm_backward = mirror_groupnorm_backward,
         .batchnorm_moments = mirror_batchnorm_moments,
+        .batchnorm_settle = mirror_batchnorm_settle,
         .batchnorm_forward = mirror_batchnorm_forward,
         .batchnorm_sums = mirror_batchnorm_sums,
         .batchnorm_backward = mirror_batchnorm_backward,

@@ -85,6 +85,31 @@ static void sums_check(const char *what, const double *got, const double *want, 
             fail_msg("%s: sum %zu is %.17g, not %.17g", what, i, got[i], want[i]);
 }
 
+/* A set that joins nothing, itself, and a set of none. */
+static void settle_case(struct instance *t, const char *what, struct array *mean, struct array *rstd,
+                        const double *moments, double count, size_t channels)
+{
+    double *all[2] = {calloc(2 * channels, sizeof(double)), calloc(2 * channels, sizeof(double))};
+    double *other = malloc(2 * channels * sizeof *other);
+    for (size_t i = 0; i < 2 * channels; i++) other[i] = i < channels ? moments[i] + 3 : 2 * moments[i];
+    for (int set = 0; set < 3; set++) {
+        const double before[] = {0, count, count + 5}, counts[] = {count, 5, 0};
+        const double *of = set == 1 ? other : moments;
+        t->table->batchnorm_settle(t->kernels, mean->data, rstd->data, all[0], before[set], of, counts[set], channels);
+        t->reference_table->batchnorm_settle(t->reference, mean->exact, rstd->exact, all[1], before[set], of,
+                                             counts[set], channels);
+        array_check(what, mean, t->wide_unit, 0);
+        array_check(what, rstd, 4 * t->wide_unit, 0);
+        sums_check(what, all[0], all[1], channels, 1e-12);
+    }
+    t->table->batchnorm_settle(t->kernels, mean->data, rstd->data, all[0], 0, moments, count, channels);
+    for (size_t c = 0; c < channels; c++) {
+        mean->exact[c] = element_get(t->wide, mean->data, c);
+        rstd->exact[c] = element_get(t->wide, rstd->data, c);
+    }
+    free(all[0]), free(all[1]), free(other);
+}
+
 static void batchnorm_case(struct instance *t, struct norm_shape s, bool masked, double centre)
 {
     struct array a[ARRAYS];
@@ -103,10 +128,7 @@ static void batchnorm_case(struct instance *t, struct norm_shape s, bool masked,
     t->table->batchnorm_moments(t->kernels, sums[0], a[X].data, weight, s);
     t->reference_table->batchnorm_moments(t->reference, sums[1], a[X].exact, weight, s);
     sums_check(what, sums[0], sums[1], s.channels, 1e-13 * (items + 1));
-    for (size_t c = 0; c < s.channels; c++) {
-        array_set(&a[MEAN], c, sums[1][c]);
-        array_set(&a[RSTD], c, 1 / sqrt(sums[1][s.channels + c] / fmax(count, 1) + NORM_EPS));
-    }
+    settle_case(t, what, &a[MEAN], &a[RSTD], sums[1], count, s.channels);
     t->table->batchnorm_forward(t->kernels, a[Y].data, a[X].data, a[MEAN].data, a[RSTD].data, a[WEIGHT].data,
                                 a[BIAS].data, s);
     t->reference_table->batchnorm_forward(t->reference, a[Y].exact, a[X].exact, a[MEAN].exact, a[RSTD].exact,

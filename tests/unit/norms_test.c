@@ -97,7 +97,7 @@ static void gradient_is_the_slope_of_the_loss_with_every_norm(void **state)
         Gacc__V1__ModelSection spec = mlp((Gacc__V1__Norm)(1 + variant % 3));
         spec.bias = variant / 3 % 2;
         struct trial trial = trial_open(kernels_open_reference, DTYPE_FP64, &spec, 6);
-        trial.is_by_running = variant / 6;
+        trial.sets = variant / 6 ? SETS_RUNNING : SETS_OWN;
         trial_read(&trial, 0, 6);
         trial.batch->weight[1] = 0;
         trial.batch->weight[2] = 0.25;

@@ -26,7 +26,7 @@ struct trial {
     struct micro_batch *batch;
     struct activations *activations;
     struct statistics *statistics; /* NULL: the model has no sets */
-    bool is_by_running;
+    enum pass_sets sets;
     double *parameters; /* as double; what the kernels see is rounded from them at every pass */
     compute *rounded;
     wide *gradients;
@@ -59,7 +59,8 @@ static inline struct trial trial_open(kernels_opener open, enum dtype type, cons
     data_shape_of(spec, &trial.shape);
     assert_int_equal(micro_batch_open(&trial.batch, &trial.shape, rows, &error), 0);
     assert_int_equal(activations_open(&trial.activations, trial.model, trial.kernels, rows, true, &error), 0);
-    if (trial.model->set_count > 0) assert_int_equal(statistics_open(&trial.statistics, trial.model, 1, &error), 0);
+    if (trial.model->set_count > 0)
+        assert_int_equal(statistics_open(&trial.statistics, trial.model, trial.kernels, 1, &error), 0);
     size_t wide_size = dtype_size(dtype_wide(type)), n = trial_parameters(&trial);
     trial.parameters = calloc(n, sizeof *trial.parameters);
     trial.rounded = calloc(n, dtype_size(type));
@@ -160,7 +161,7 @@ static inline void trial_pass(struct trial *trial, double averaging, uint64_t at
                         .averaging = (long double)averaging,
                         .loss_sum = &trial->loss,
                         .statistics = trial->statistics,
-                        .is_by_running = trial->is_by_running};
+                        .sets = trial->sets};
     if (attempt == 0) pass.feed.dropout_key = NULL;
     model_forward(trial->model, &pass, trial->activations);
     if (averaging != 0) model_backward(trial->model, &pass, trial->activations);

@@ -110,33 +110,72 @@ static struct stage_statistics *statistics_of(const struct stage *stage, const s
     return &pass->statistics->stages[stage->set];
 }
 
+/* Values of a channel that the pass has. */
+static double count_of(const struct norm *norm, const struct pass *pass)
+{
+    double rows = 0;
+    for (size_t row = 0; row < pass->batch->rows; row++) rows += pass->batch->weight[row] != 0;
+    return rows * (double)norm->positions;
+}
+
 static void add_moments(const struct stage *stage, struct pass *pass, const compute *in, void *scratch)
 {
     const struct norm *norm = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
     struct stage_statistics *statistics = statistics_of(stage, pass);
-    double rows = 0;
-    for (size_t row = 0; row < pass->batch->rows; row++) rows += pass->batch->weight[row] != 0;
     k->batchnorm_moments(pass->kernels, scratch, in, pass->feed.weight, shape_of(norm, pass->feed.rows));
     k->download(pass->kernels, statistics->part, scratch, two_of_each(norm));
-    statistics_add(statistics, rows * (double)norm->positions);
+    statistics_add(statistics, count_of(norm, pass));
+}
+
+/* The pass is a set of its own: what it goes by never leaves the kernels' memory. */
+static void take_own_set(const struct stage *stage, struct pass *pass, const compute *in, const struct saved *saved,
+                         void *scratch)
+{
+    const struct norm *norm = stage->parameters;
+    const struct kernel_table *k = pass->kernels->table;
+    struct stage_statistics *statistics = statistics_of(stage, pass);
+    const double count = count_of(norm, pass);
+    k->batchnorm_moments(pass->kernels, scratch, in, pass->feed.weight, shape_of(norm, pass->feed.rows));
+    k->batchnorm_settle(pass->kernels, saved->mean, saved->rstd, statistics->own, statistics->step.count, scratch,
+                        count, norm->channels);
+    statistics_settle_own(pass->statistics, statistics, count);
+}
+
+static void take_known_set(const struct stage *stage, struct pass *pass, const struct saved *saved)
+{
+    const struct norm *norm = stage->parameters;
+    const struct kernel_table *k = pass->kernels->table;
+    const size_t bytes = norm->channels * dtype_size(dtype_wide(stage->model->compute_type));
+    struct stage_statistics *statistics = statistics_of(stage, pass);
+    statistics_narrow(pass->statistics, statistics, pass->sets == SETS_RUNNING);
+    k->upload(pass->kernels, saved->mean, statistics->narrowed, bytes);
+    k->upload(pass->kernels, saved->rstd, (char *)statistics->narrowed + bytes, bytes);
 }
 
 static void set_forward(const struct stage *stage, struct pass *pass, const compute *in, compute *out, void *memory,
                         void *scratch)
 {
-    (void)scratch;
     const struct norm *norm = stage->parameters;
     const struct kernel_table *k = pass->kernels->table;
-    const size_t bytes = norm->channels * dtype_size(dtype_wide(stage->model->compute_type));
-    struct stage_statistics *statistics = statistics_of(stage, pass);
     struct saved saved;
     lay_out(stage, pass->feed.rows, &saved, memory);
-    statistics_narrow(pass->statistics, statistics, pass->is_by_running);
-    k->upload(pass->kernels, saved.mean, statistics->narrowed, bytes);
-    k->upload(pass->kernels, saved.rstd, (char *)statistics->narrowed + bytes, bytes);
+    if (pass->sets == SETS_OWN)
+        take_own_set(stage, pass, in, &saved, scratch);
+    else
+        take_known_set(stage, pass, &saved);
     k->batchnorm_forward(pass->kernels, out, in, saved.mean, saved.rstd, tensor_parameters(pass, norm->weight),
                          tensor_parameters(pass, norm->bias), shape_of(norm, pass->feed.rows));
+}
+
+/* Of the pass, into scratch, and into the gradients. */
+static void take_sums(const struct stage *stage, struct pass *pass, const compute *dout, const compute *in,
+                      const struct saved *saved, void *scratch)
+{
+    const struct norm *norm = stage->parameters;
+    pass->kernels->table->batchnorm_sums(pass->kernels, scratch, tensor_gradient(pass, norm->weight),
+                                         tensor_gradient(pass, norm->bias), dout, in, saved->mean, saved->rstd,
+                                         pass->feed.weight, shape_of(norm, pass->feed.rows));
 }
 
 static void add_sums(const struct stage *stage, struct pass *pass, const compute *dout, const compute *in, void *memory,
@@ -146,9 +185,7 @@ static void add_sums(const struct stage *stage, struct pass *pass, const compute
     const struct kernel_table *k = pass->kernels->table;
     struct saved saved;
     lay_out(stage, pass->feed.rows, &saved, memory);
-    k->batchnorm_sums(pass->kernels, scratch, tensor_gradient(pass, norm->weight), tensor_gradient(pass, norm->bias),
-                      dout, in, saved.mean, saved.rstd, pass->feed.weight, shape_of(norm, pass->feed.rows));
-    if (pass->is_by_running) return;
+    take_sums(stage, pass, dout, in, &saved, scratch);
     k->download(pass->kernels, statistics_of(stage, pass)->part, scratch, two_of_each(norm));
     statistics_add_sums(statistics_of(stage, pass));
 }
@@ -161,11 +198,15 @@ static void set_backward(const struct stage *stage, struct pass *pass, compute *
     struct stage_statistics *statistics = statistics_of(stage, pass);
     struct saved saved;
     lay_out(stage, pass->feed.rows, &saved, memory);
+    const bool is_own = pass->sets == SETS_OWN, is_running = pass->sets == SETS_RUNNING;
+    if (is_own || is_running)
+        take_sums(stage, pass, dout, in, &saved, scratch);
+    else if (din)
+        k->upload(pass->kernels, scratch, statistics->sums, two_of_each(norm));
     if (!din) return;
-    k->upload(pass->kernels, scratch, statistics->sums, two_of_each(norm));
     k->batchnorm_backward(pass->kernels, din, dout, in, saved.mean, saved.rstd, tensor_parameters(pass, norm->weight),
-                          pass->is_by_running ? NULL : scratch, statistics->set.count, pass->feed.weight,
-                          shape_of(norm, pass->feed.rows));
+                          is_running ? NULL : scratch, is_own ? count_of(norm, pass) : statistics->set.count,
+                          pass->feed.weight, shape_of(norm, pass->feed.rows));
 }
 
 static const struct stage_class set_class = {
