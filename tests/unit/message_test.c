@@ -31,6 +31,19 @@ static void a_request_is_read(void **state)
     gacc__v1__set_parameters_request__free_unpacked(request, NULL);
 }
 
+static void a_string_with_a_nul_in_it_is_none(void **state)
+{
+    (void)state;
+    static const uint8_t cut[] = {10, 10, 10, 2, 'l', 'r', 18, 4, '.', '5', 0, 'x'};
+    static const uint8_t ended[] = {10, 9, 10, 3, 'l', 'r', 0, 18, 2, '.', '5'};
+    assert_null(unpack(cut, sizeof cut));
+    assert_null(unpack(ended, sizeof ended));
+    static const uint8_t unknown[] = {10, 8, 10, 2, 'l', 'r', 18, 2, '.', '5', 122, 1, 0, 120, 0, 125, 0, 0, 0, 0};
+    Gacc__V1__SetParametersRequest *request = unpack(unknown, sizeof unknown); /* of fields that are none of its own */
+    assert_non_null(request);
+    gacc__v1__set_parameters_request__free_unpacked(request, NULL);
+}
+
 static void two_bytes_a_setting_are_soon_too_many(void **state)
 {
     (void)state;
@@ -64,6 +77,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_is_read),
+        cmocka_unit_test(a_string_with_a_nul_in_it_is_none),
         cmocka_unit_test(two_bytes_a_setting_are_soon_too_many),
         cmocka_unit_test(one_long_field_is_as_long_as_it_is),
     };
