@@ -53,6 +53,9 @@ struct connection_facts {
 int run_directory_write_connection(const struct run_directory *directory, const char *path,
                                    const struct connection_facts *facts, struct error *error);
 
+/* What the log has so far is there after a loss of power, too. */
+int run_log_sync(const char *output, struct error *error);
+
 /* result.json. Needs no open directory: rank 0 writes it, too, when the coordinator died. */
 int run_result_write(const Gacc__V1__JobSpec *job, const struct end_record *end, struct error *error);
 /* The counters of the last step in the job's log.jsonl; zero where there is none. */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/checkpoint/store.h"
+#include "daemon/coordinator/run_directory.h"
 #include "proto/message.h"
 
 #define RECEIPT_BYTES_MAX (1u << 20)
@@ -87,7 +88,8 @@ static int commit(struct saver *saver, struct error *error)
     strftime(manifest->time, sizeof manifest->time, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
     snprintf(manifest->program, sizeof manifest->program, "%s", GACC_VERSION);
     manifest->receipt = read_receipt(output);
-    return store_commit(output, saver->name, manifest, error);
+    const int status = run_log_sync(output, error); /* a resume behind it does not write these lines again */
+    return status ? status : store_commit(output, saver->name, manifest, error);
 }
 
 static void work(uv_work_t *request)

@@ -122,9 +122,13 @@ class Disk(toys.Training, faults.Faults):
             target = self.path(f"left{number}")
             shutil.rmtree(target, ignore_errors=True)
             os.mkdir(target)
-            for file in ("log.jsonl", "job.yaml"):
-                if os.path.exists(self.path("run", file)):
-                    shutil.copy(self.path("run", file), target)
+            shutil.copy(self.path("run", "job.yaml"), target)
+            log = self.path("run", "log.jsonl")
+            if data_live:
+                shutil.copy(log, target)
+            else:
+                with open(os.path.join(target, "log.jsonl"), "wb") as file:
+                    file.write(self.durable(os.stat(log).st_ino, "data") or b"")
             folder = self.path("run", "checkpoints")
             known = b" checkpoints\n" in (self.durable(os.stat(self.path("run")).st_ino, "names") or b"")
             if os.path.exists(folder) and (names_live or known):
@@ -136,7 +140,9 @@ class Disk(toys.Training, faults.Faults):
         done = self.run_job("job.yaml", ranks=ranks, output=run)
         self.assertEqual(done.status, 0, (call, run, done.err))
         self.assertEqual(self.model(run), self.wanted, (call, run))
-        headers = [record for record in harness.read_log(self.path(run)) if record["type"] == "header"]
+        log = harness.read_log(self.path(run))
+        self.assertEqual({record["step"] for record in log if record["type"] == "step"}, set(range(1, STEPS + 1)), (call, run))
+        headers = [record for record in log if record["type"] == "header"]
         resumed = headers[-1]["resumed"]["optimizer_steps"] if headers[-1]["resumed_from"] else 0
         self.assertGreaterEqual(resumed, told, (call, run, done.err))
         self.assertNotIn("damaged", done.err, (call, run))
