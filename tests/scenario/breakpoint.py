@@ -1,4 +1,4 @@
-"""Stops a process where it enters a function, by ptrace: x86-64, same user. Enough to kill it in a state of the step machine."""
+"""Stops a process where it enters a function, by ptrace: x86-64, same user. Enough to hold or kill it in a state of the step machine."""
 import ctypes
 import os
 import platform
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-PEEKTEXT, POKETEXT, CONT, SINGLESTEP, GETREGS, SETREGS, SEIZE, INTERRUPT = 1, 4, 7, 9, 12, 13, 0x4206, 0x4207
+PEEKTEXT, POKETEXT, CONT, SINGLESTEP, GETREGS, SETREGS, DETACH, SEIZE, INTERRUPT = 1, 4, 7, 9, 12, 13, 17, 0x4206, 0x4207
 REGISTERS = ("r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs "
              "gs").split()
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -96,10 +96,18 @@ class Breakpoint:
                 return registers
             self.go_on(0 if stopped == signal.SIGTRAP else stopped)
 
-    def step_over(self, registers):
+    def disarm(self, registers):
         registers.rip = self.at
         call(SETREGS, self.pid, 0, ctypes.addressof(registers))
         call(POKETEXT, self.pid, self.at, self.word)
+
+    def release(self, registers):
+        """It goes on as if nobody had stopped it."""
+        self.disarm(registers)
+        call(DETACH, self.pid)
+
+    def step_over(self, registers):
+        self.disarm(registers)
         call(SINGLESTEP, self.pid)
         self.wait()
         self.arm()
