@@ -19,7 +19,7 @@
 #define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
 #define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
 #define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
-#define TURN_NANOSECONDS 1000000u       /* of a loop's turn: nobody but ranks is heard any more behind it … */
+#define TURN_NANOSECONDS 250000u        /* of a loop's turn: nobody but ranks is heard any more behind it … */
 #define SLICE_BYTES (16u << 10)         /* … but one who has begun: read at once from who is no rank */
 #define IDLE_MILLISECONDS 250           /* for which a connection that is idle keeps its place where others want one */
 /* A request's head, and a stranger's time to show a secret. */
