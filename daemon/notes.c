@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -24,8 +23,7 @@ static void show(const struct coordinator_note *note)
     }
 }
 
-/* What is there now. False: no more will come. */
-static bool show_all(struct notes *notes)
+bool notes_show(struct notes *notes)
 {
     struct pollfd from = {.fd = notes->from, .events = POLLIN};
     struct coordinator_note note;
@@ -45,7 +43,7 @@ static void *read_notes(void *context)
     struct notes *notes = context;
     struct pollfd from = {.fd = notes->from, .events = POLLIN};
     do poll(&from, 1, -1);
-    while (show_all(notes));
+    while (notes_show(notes));
     return NULL;
 }
 
@@ -55,11 +53,6 @@ int notes_open(struct notes *notes, int from, struct error *error)
     pthread_mutex_init(&notes->showing, NULL);
     const int number = pthread_create(&notes->reader, NULL, read_notes, notes);
     return number ? error_set_errno(error, STATUS_INTERNAL, number, "cannot start a thread") : 0;
-}
-
-void notes_show(struct notes *notes)
-{
-    show_all(notes);
 }
 
 void notes_close(struct notes *notes)

@@ -6,6 +6,7 @@
 #define GACC_NOTES_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
 #include "proto/error.h"
 
@@ -16,8 +17,8 @@ struct notes {
 };
 
 int notes_open(struct notes *notes, int from, struct error *error);
-/* Shows what has been said so far, for whoever goes on to say what comes behind it. */
-void notes_show(struct notes *notes);
+/* Shows what has been said so far, for whoever goes on to say what comes behind it. False: no more will come. */
+bool notes_show(struct notes *notes);
 /* Waits for the end of file. */
 void notes_close(struct notes *notes);
 

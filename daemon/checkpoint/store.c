@@ -120,11 +120,7 @@ double store_seconds(const char *output, const char *name)
 
 static int sync_directory(const char *path, struct error *error)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", path);
-    int number = fsync(fd) && errno != EINVAL ? errno : 0; /* EINVAL: this file system has nothing to do for it */
-    close(fd);
-    return number ? error_set_errno(error, STATUS_IO, number, "%s", path) : 0;
+    return run_path_sync(path, O_DIRECTORY, error);
 }
 
 static int write_manifest(const char *directory, struct manifest *manifest, struct error *error)

@@ -78,16 +78,20 @@ int run_file_write(const char *path, const char *text, size_t length, mode_t mod
     return error_set_errno(error, STATUS_IO, number, "%s", path);
 }
 
-int run_log_sync(const char *output, struct error *error)
+int run_path_sync(const char *path, int flags, struct error *error)
 {
-    char path[PATH_MAX];
-    int status = path_in(path, output, "log.jsonl", error);
-    if (status) return status;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = open(path, flags | O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_set_errno(error, STATUS_IO, errno, "%s", path);
     const int number = fsync(fd) && errno != EINVAL ? errno : 0; /* EINVAL: nothing to do on this file system */
     close(fd);
     return number ? error_set_errno(error, STATUS_IO, number, "%s", path) : 0;
+}
+
+int run_log_sync(const char *output, struct error *error)
+{
+    char path[PATH_MAX];
+    const int status = path_in(path, output, "log.jsonl", error);
+    return status ? status : run_path_sync(path, O_NONBLOCK, error);
 }
 
 static int write_json(const char *path, const json_t *object, mode_t mode, struct error *error)

@@ -53,6 +53,8 @@ struct connection_facts {
 int run_directory_write_connection(const struct run_directory *directory, const char *path,
                                    const struct connection_facts *facts, struct error *error);
 
+/* Makes a file or directory durable as it is; flags: more for open than O_RDONLY. */
+int run_path_sync(const char *path, int flags, struct error *error);
 /* What the log has so far is there after a loss of power, too. */
 int run_log_sync(const char *output, struct error *error);
 

@@ -174,8 +174,7 @@ class Kills(faults.Faults):
         running = self.start("job.yaml", ranks=0)
         harness.wait_for(lambda: harness.executable_of(running.process.pid) == os.path.realpath(harness.GACCD), 5, "gaccd")
         trap = breakpoint.Breakpoint(running.process.pid, harness.GACCD, "state")
-        while (registers := trap.hit()).rdx != 1 + STATES.index("EVALUATE"):
-            trap.step_over(registers)
+        registers = trap.hit_in(1 + STATES.index("EVALUATE"))
         part, whole = (checkpoints.path(running.output, checkpoints.name_of(registers.rsi), name)  # in fp32 every step is applied
                        for name in ("optimizer-00000-of-00001.safetensors", "manifest.json"))
         harness.wait_for(lambda: os.path.exists(part), 10, "the rank's part")

@@ -96,6 +96,12 @@ class Breakpoint:
                 return registers
             self.go_on(0 if stopped == signal.SIGTRAP else stopped)
 
+    def hit_in(self, state):
+        """The same, of a function whose third argument is this."""
+        while (registers := self.hit()) is not None and registers.rdx != state:
+            self.step_over(registers)
+        return registers
+
     def disarm(self, registers):
         registers.rip = self.at
         call(SETREGS, self.pid, 0, ctypes.addressof(registers))

@@ -157,8 +157,7 @@ class Running:
         if why:
             self.scenario.skipTest(why)
         trap = breakpoint.Breakpoint(self.ranks()[0], GACCD, "state")  # of control_client.c
-        while (registers := trap.hit()).rdx != MICRO_FORWARD:
-            trap.step_over(registers)
+        registers = trap.hit_in(MICRO_FORWARD)
         try:
             yield
         finally:
