@@ -16,7 +16,7 @@
 #include "daemon/place.h"
 
 static struct {
-    void (*taken)(void *context, const char *name);
+    interruption_taken *taken;
     void *context;
     pid_t launcher;
     int signals, launcher_end; /* signalfd; pidfd, or -1 */
@@ -34,9 +34,8 @@ static bool launcher_is_gone(void)
 
 /* Open MPI's mpirun continues all ranks before it tells them to end, for whatever reason: nobody but the one that is
  * the reason is gone then. False: that was all. */
-static bool name_of(const struct signalfd_siginfo *taken, char name[32])
+static bool name_of(const struct signalfd_siginfo *taken, bool is_launchers, char name[32])
 {
-    const bool is_launchers = watch.launcher && (pid_t)taken->ssi_pid == watch.launcher;
     const bool warns = taken->ssi_signo == SIGCONT, ends = taken->ssi_signo == SIGTERM && is_launchers;
     if ((warns && is_launchers) || (ends && !watch.warned)) {
         watch.warned = true;
@@ -59,9 +58,10 @@ static void *wait_for_all(void *unused)
     while (!launcher_is_gone()) {
         if (poll(ends, 2, -1) <= 0 || !ends[0].revents) continue;
         if (read(watch.signals, &taken, sizeof taken) != sizeof taken) continue;
-        if (name_of(&taken, name)) watch.taken(watch.context, name);
+        const bool is_launchers = watch.launcher && (pid_t)taken.ssi_pid == watch.launcher;
+        if (name_of(&taken, is_launchers, name)) watch.taken(watch.context, name, is_launchers);
     }
-    watch.taken(watch.context, INTERRUPTION_LAUNCHER);
+    watch.taken(watch.context, INTERRUPTION_LAUNCHER, true);
     return NULL;
 }
 
@@ -91,7 +91,7 @@ int interruption_hold(pid_t launcher, struct error *error)
     return watch.signals < 0 ? error_set_errno(error, STATUS_INTERNAL, errno, "cannot watch for signals") : 0;
 }
 
-int interruption_watch(void (*taken)(void *context, const char *name), void *context, struct error *error)
+int interruption_watch(interruption_taken *taken, void *context, struct error *error)
 {
     watch.taken = taken;
     watch.context = context;

@@ -72,7 +72,7 @@ struct launch {
     enum stage stage;        /* under lock */
     const char *interrupted; /* under lock: by which signal; this rank leaves by itself */
     enum status outcome;     /* under lock: in STAGE_ENDING, if it was reached in order; else STATUS_INTERNAL */
-    uint32_t stops;          /* under lock: signals that asked this rank to stop */
+    uint32_t stops[2];       /* under lock: signals that asked this rank to stop, by others and by its launcher */
     bool wants_checkpoint;   /* under lock: asked for one before there was a line to the coordinator */
     char wants_stop[16];     /* under lock: by which signal a rank other than 0 was asked to stop before that */
     struct control *control; /* in STAGE_JOINED, under lock */
@@ -440,13 +440,20 @@ static void fill_refusal(const struct launch *launch, const struct error *why, s
     hello->failure = &refusal->failure;
 }
 
+/* Who ends all processes of a job, as Slurm does, tells this rank, and its launcher, which tells it once more: of that
+ * the second is none. The lock is held. */
+static uint32_t times_stopped(const struct launch *launch)
+{
+    return launch->stops[0] > launch->stops[1] ? launch->stops[0] : launch->stops[1];
+}
+
 /* The lock is held. */
 static bool tell_coordinator(const struct launch *launch, const char *signal, const struct error *why)
 {
     if (launch->stage != STAGE_JOINED) return false;
     struct refusal refusal;
     fill_refusal(launch, why, &refusal);
-    return control_client_interrupt(launch->control, signal, launch->stops, &refusal.hello);
+    return control_client_interrupt(launch->control, signal, times_stopped(launch), &refusal.hello);
 }
 
 /* A coordinator that died after its last word, while ranks were still in MPI_Finalize, leaves to rank 0 what it has. */
@@ -463,17 +470,19 @@ static bool asks_to_stop(const char *signal)
 
 /* Asks the coordinator for a checkpoint, or for the end behind one, if need be as soon as there is a line to it; false
  * where the job has to end here and now: where it has not begun, at a second signal, and without a launcher. */
-static bool ask(struct launch *launch, const char *signal)
+static bool ask(struct launch *launch, const char *signal, bool by_launcher)
 {
     pthread_mutex_lock(&launch->lock);
     const bool saves = !strcmp(signal, "SIGUSR1");
-    if (asks_to_stop(signal)) launch->stops++;
+    const bool stops = asks_to_stop(signal);
+    launch->stops[by_launcher] += stops;
+    const bool stops_in_order = stops && times_stopped(launch) == 1;
     bool asked = saves;
     if (launch->stage < STAGE_JOINED && saves)
         launch->wants_checkpoint = true;
-    else if (launch->stage < STAGE_JOINED && launch->place.rank != 0 && asks_to_stop(signal) && launch->stops == 1)
+    else if (launch->stage < STAGE_JOINED && launch->place.rank != 0 && stops_in_order)
         asked = snprintf(launch->wants_stop, sizeof launch->wants_stop, "%s", signal) > 0;
-    else if (launch->stage == STAGE_JOINED && (saves || (asks_to_stop(signal) && launch->stops == 1)))
+    else if (launch->stage == STAGE_JOINED && (saves || stops_in_order))
         asked = control_client_ask(launch->control, signal) || saves;
     pthread_mutex_unlock(&launch->lock);
     return asked;
@@ -518,10 +527,10 @@ static bool joins_soon(struct launch *launch)
 
 /* On a thread of its own. A rank that waits at its start for a rank 0 that has failed is told to go by its launcher's
  * SIGTERM, and nobody tells it more. Anybody else's waits for the line on which the coordinator hears of it. */
-static void on_interruption(void *context, const char *signal)
+static void on_interruption(void *context, const char *signal, bool by_launcher)
 {
     const bool is_told_to_go = !strcmp(signal, "SIGTERM") && interruption_may_be_launchers();
-    if (ask(context, signal) && (!is_told_to_go || joins_soon(context))) return;
+    if (ask(context, signal, by_launcher) && (!is_told_to_go || joins_soon(context))) return;
     end_at_once(context, signal);
 }
 

@@ -34,8 +34,9 @@ static void complain(const char *text)
 }
 
 /* Nothing but the receipt is ever written: there is nothing to clean up. */
-static void on_interruption(void *context, const char *name)
+static void on_interruption(void *context, const char *name, bool by_launcher)
 {
+    (void)by_launcher;
     struct view *view = context;
     pthread_mutex_lock(&view->writing);
     if (view->is_first) fprintf(stderr, "gaccd: verify: interrupted by %s\n", name);

@@ -106,6 +106,32 @@ class Signals(faults.Faults):
         self.check_line(done, 70, "rank 1: interrupted by SIGINT, a second time, at step ")
         self.check_result(70, "a second time")
 
+    def test_what_the_launcher_passes_on_is_no_second_signal(self):
+        """Who ends every process of a job, as scancel does, tells a rank, and mpirun, which tells that rank again."""
+        job = self.gpt(steps=faults.FOREVER)
+        for times in (1, 2):
+            output = f"run{times}"
+            running = self.start(job, output=output).until_step(3)
+            ranks = running.ranks()
+            os.kill(ranks[0], signal.SIGSTOP)  # so that the step does not end
+            os.kill(ranks[1], signal.SIGTERM)
+            for _ in range(times):
+                time.sleep(0.2)
+                os.kill(running.process.pid, signal.SIGUSR2)
+            began = time.monotonic()
+            if times == 2:
+                harness.until(lambda: os.path.exists(os.path.join(running.output, "result.json")), 5, "a result")
+            else:
+                time.sleep(0.2)
+                self.assertFalse(os.path.exists(os.path.join(running.output, "result.json")))
+            os.kill(ranks[0], signal.SIGCONT)
+            done = self.ended(running, began)
+            if times == 2:
+                self.check_line(done, 70, "rank 1: interrupted by SIGUSR2, a second time, at step ")
+                self.check_result(70, "a second time", output)
+            else:
+                self.check_stopped(done, 75, "rank 1: interrupted by SIGTERM: ", output)
+
     def test_at_any_moment_all_ranks_save_the_same_step(self):
         """While ranks start, in steps, evaluations and saves, in the last step; then the same command finishes the job, with the
         bytes of the run that was never stopped (cases 38-1, 38-4)."""
