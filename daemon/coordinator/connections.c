@@ -19,8 +19,8 @@
 #define PREFACE_BYTES 4 /* "PRI ": no method of HTTP/1.1 begins so */
 #define OPERATOR_RECEIVE_BYTES RPC_MESSAGE_MAX
 #define OPERATOR_QUEUE_BYTES (2u << 20) /* more than the longest line of the log that is sent (watching.h) */
-#define TURN_NANOSECONDS 250000u        /* of a loop's turn: nobody but ranks is heard any more behind it … */
-#define SLICE_BYTES (16u << 10)         /* … but one who has begun: read at once from who is no rank */
+#define SLICE_BYTES (16u << 10)         /* read at once from who is no rank */
+#define CALLED_AT_ONCE 8                /* of those who rest */
 #define IDLE_MILLISECONDS 250           /* for which a connection that is idle keeps its place where others want one */
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
@@ -43,6 +43,8 @@ struct connection {
     uint64_t opened, heard, asked; /* uv_now; asked: the last time a request began */
     uint64_t round;                /* owner->round when it was last read from */
     bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
+    bool is_resting, is_called; /* while strangers have no time, nothing is read; called: may be */
+    struct connection *next_resting;
     bool has_written;                            /* what a write left for later has left since the last flush */
     struct connection *next, **link;             /* in owner->all; *link points here */
     struct connection *next_dirty, **dirty_link; /* while it is_dirty */
@@ -80,11 +82,36 @@ static void on_closed(uv_handle_t *handle)
     free(connection);
 }
 
+/* What it has to say waits in its socket. */
+static void rest(struct connection *connection)
+{
+    struct connections *owner = connection->owner;
+    uv_read_stop(&connection->stream);
+    connection->is_resting = true;
+    connection->is_called = false;
+    connection->next_resting = NULL;
+    *owner->last_resting = connection;
+    owner->last_resting = &connection->next_resting;
+}
+
+static void end_rest(struct connection *connection)
+{
+    struct connections *owner = connection->owner;
+    if (!connection->is_resting) return;
+    struct connection **link = &owner->resting;
+    while (*link != connection) link = &(*link)->next_resting;
+    *link = connection->next_resting;
+    if (!*link) owner->last_resting = link;
+    connection->is_resting = false;
+}
+
 static void close_connection(struct connection *connection)
 {
     if (connection->is_closing) return;
     struct connections *owner = connection->owner;
     mark_clean(connection);
+    end_rest(connection);
+    owner->joined -= connection->is_rank;
     *connection->link = connection->next;
     if (connection->next) connection->next->link = connection->link;
     owner->count--;
@@ -111,7 +138,7 @@ static void on_written(uv_write_t *write, int status)
         close_connection(connection);
         return;
     }
-    if (!connection->is_failed) uv_read_start(&connection->stream, give_buffer, on_read);
+    if (!connection->is_failed && !connection->is_resting) uv_read_start(&connection->stream, give_buffer, on_read);
     mark_dirty(connection);
 }
 
@@ -200,20 +227,40 @@ static void flush(struct connection *connection)
 
 /* ---- turns ---- */
 
-/* Whether there is still time for those who are no ranks. */
-static bool has_time(struct connections *connections)
+/* There is no decision to keep waiting before all ranks are there. */
+static bool limits_strangers(const struct connections *connections)
 {
-    return connections->spent < TURN_NANOSECONDS;
+    return connections->joined >= connections->ranks;
+}
+
+/* Milliseconds until they may be served. */
+static uint64_t strangers_wait(struct connections *connections)
+{
+    return limits_strangers(connections) ? turns_wait(&connections->turns, uv_hrtime()) : 0;
+}
+
+/* Whoever is no rank has been served since `began`. */
+static void spend(struct connections *connections, uint64_t began, bool is_stranger)
+{
+    turns_spend(&connections->turns, uv_hrtime() - began, is_stranger && limits_strangers(connections));
+}
+
+static bool has_to_rest(const struct connection *connection)
+{
+    struct connections *owner = connection->owner;
+    if (!connection->is_stranger || !limits_strangers(owner)) return false;
+    return (owner->is_contested && !connection->is_called) || strangers_wait(owner) > 0;
 }
 
 static bool may_be_read(struct connection *connection)
 {
     struct connections *owner = connection->owner;
     if (connection->is_rank) return true;
-    if (connection->round == owner->round) return false;
-    owner->is_round_on |= !has_time(owner);
-    if (has_time(owner)) connection->round = owner->round;
-    return connection->round == owner->round;
+    if (connection->round == owner->round || has_to_rest(connection)) return false;
+    const bool has_time = turns_have_time(&owner->turns);
+    owner->is_round_on |= !has_time;
+    if (has_time) connection->round = owner->round;
+    return has_time;
 }
 
 /* No buffer: what there is waits in the socket for another turn. */
@@ -230,14 +277,16 @@ static void give_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 static void begin_turn(uv_prepare_t *prepare)
 {
     struct connections *connections = prepare->data;
-    connections->spent = 0;
+    turns_begin(&connections->turns);
     if (!connections->is_round_on) connections->round++;
     connections->is_round_on = false;
     if (connections->is_time_wanted) on_room(&connections->room);
     for (struct connection *next;
          (next = connections->dirty[true] ? connections->dirty[true] : connections->dirty[false]);) {
         mark_clean(next);
-        flush(next);
+        const uint64_t began = next->is_rank ? 0 : uv_hrtime();
+        flush(next); /* may close it, which frees it later */
+        if (!next->is_rank) spend(connections, began, next->is_stranger);
     }
 }
 
@@ -331,18 +380,31 @@ static void take_bytes(struct connection *connection, const uint8_t *bytes, size
     if (connection->http) flush(connection); /* what follows is looked at when this answer has left */
 }
 
+static void look_again(struct connections *connections, uint64_t milliseconds)
+{
+    uv_timer_t *room = &connections->room;
+    if (!uv_is_active((uv_handle_t *)room) || uv_timer_get_due_in(room) > milliseconds)
+        uv_timer_start(room, on_room, milliseconds, 0);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t length, const uv_buf_t *buffer)
 {
     struct connection *connection = stream->data;
     struct connections *owner = connection->owner;
-    if (length == UV_ENOBUFS) return; /* as give_buffer would have it */
+    if (length == UV_ENOBUFS) { /* as give_buffer would have it */
+        if (!has_to_rest(connection)) return;
+        rest(connection);
+        look_again(owner, strangers_wait(owner));
+        return;
+    }
+    connection->is_called = false;
     const bool is_rank = connection->is_rank;
     const uint64_t began = is_rank ? 0 : uv_hrtime();
     if (length < 0)
         close_connection(connection);
     else
         take_bytes(connection, (const uint8_t *)buffer->base, (size_t)length);
-    if (!is_rank) owner->spent += uv_hrtime() - began;
+    if (!is_rank) spend(owner, began, connection->is_stranger);
 }
 
 static bool is_our_user(const struct connection *connection)
@@ -391,11 +453,8 @@ static void wait(struct listener *listener)
 
 static void wait_for_room(struct listener *listener, uint64_t milliseconds)
 {
-    struct connections *connections = listener->connections;
     wait(listener);
-    uv_timer_t *room = &connections->room;
-    if (!uv_is_active((uv_handle_t *)room) || uv_timer_get_due_in(room) > milliseconds)
-        uv_timer_start(room, on_room, milliseconds, 0);
+    look_again(listener->connections, milliseconds);
 }
 
 /* Whoever is idle cannot keep the job's own processes out: who comes takes the place of the one that has been idle
@@ -493,47 +552,80 @@ static void greet(struct listener *listener)
     uv_read_start(&connection->stream, give_buffer, on_read);
 }
 
-static void on_connection(uv_stream_t *stream, int status)
+static void welcome(struct listener *listener)
 {
-    if (status < 0) return;
-    struct listener *listener = stream->data;
     struct connections *owner = listener->connections;
-    if (listener->is_waiting) return;
-    if (!has_time(owner)) {
+    if (!turns_have_time(&owner->turns)) {
         owner->is_time_wanted = true;
         wait(listener);
         return;
     }
     const uint64_t began = uv_hrtime();
     if (!must_wait(listener)) greet(listener);
-    owner->spent += uv_hrtime() - began;
+    spend(owner, began, true);
+}
+
+static void on_connection(uv_stream_t *stream, int status)
+{
+    struct listener *listener = stream->data;
+    struct connections *owner = listener->connections;
+    if (status < 0 || listener->is_waiting) return;
+    const uint64_t milliseconds = strangers_wait(owner);
+    if (milliseconds > 0 || owner->is_contested)
+        wait_for_room(listener, milliseconds);
+    else
+        welcome(listener);
+}
+
+/* Those who have waited longest. */
+static void call_resting(struct connections *connections)
+{
+    struct connection *first;
+    connections->is_contested = connections->resting;
+    for (int count = 0; count < CALLED_AT_ONCE && (first = connections->resting); count++) {
+        end_rest(first);
+        first->is_called = true;
+        if (!first->is_writing) uv_read_start(&first->stream, give_buffer, on_read);
+    }
 }
 
 static void on_room(uv_timer_t *timer)
 {
     struct connections *connections = timer->data;
+    const uint64_t milliseconds = strangers_wait(connections);
+    connections->is_time_wanted = false;
+    if (milliseconds > 0) {
+        look_again(connections, milliseconds);
+        return;
+    }
+    call_resting(connections);
+    if (connections->is_contested) look_again(connections, 1);
     struct listener *waiting = connections->waiting;
     connections->waiting = NULL;
-    connections->is_time_wanted = false;
     while (waiting) {
         struct listener *listener = waiting;
         waiting = listener->next_waiting;
         listener->is_waiting = false;
-        on_connection(&listener->stream, 0);
+        welcome(listener);
     }
 }
 
 int connections_init(struct connections *connections, uv_loop_t *loop, const struct rpc_method *methods, void *context,
-                     uint32_t maximum, struct error *error)
+                     uint32_t ranks, uint32_t maximum, struct error *error)
 {
     connections->loop = loop;
     connections->methods = methods;
     connections->context = context;
     connections->drained = NULL;
     connections->refused = NULL;
+    connections->ranks = ranks;
+    connections->joined = 0;
     connections->maximum = maximum;
     connections->all = connections->dirty[false] = connections->dirty[true] = NULL;
-    connections->spent = 0;
+    connections->is_contested = false;
+    connections->resting = NULL;
+    connections->last_resting = &connections->resting;
+    turns_init(&connections->turns, uv_hrtime());
     connections->round = 1;
     connections->is_round_on = connections->is_time_wanted = false;
     connections->waiting = NULL;
@@ -592,6 +684,7 @@ void connection_admit(const struct rpc_call *call, bool is_rank)
     struct connection *connection = rpc_connection_user(rpc_call_connection(call));
     connection->is_stranger = false;
     if (!is_rank) return;
+    connection->owner->joined += !connection->is_rank;
     connection->is_rank = true;
     rpc_set_caps(connection->rpc, 0, 0);
 }

@@ -5,7 +5,8 @@
  *
  * Ranks come first: what they say is read whenever it comes, and what they are told leaves before all else. The others
  * have a part of every turn, and share it: who has been read from is not again before each of those who had something
- * to say has been.
+ * to say has been. While all ranks are connected, whoever has not shown a secret has a part of all time only (turns.h),
+ * and rests until there is some.
  */
 #ifndef GACC_CONNECTIONS_H
 #define GACC_CONNECTIONS_H
@@ -14,6 +15,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "daemon/coordinator/turns.h"
 #include "proto/http/http.h"
 #include "proto/rpc/rpc.h"
 #include "proto/tls.h"
@@ -47,7 +49,7 @@ struct connections {
     uv_prepare_t flush;
     uv_timer_t deadline;    /* of the next call whose time is over */
     uint64_t next_deadline; /* uv_now */
-    uv_timer_t room;        /* until somebody can make room for those who wait */
+    uv_timer_t room;        /* until somebody can make room for those who wait, or there is time for who rests */
     struct listener *waiting;
     bool is_time_wanted; /* some of them wait for the next turn alone */
     bool is_draining;
@@ -61,18 +63,22 @@ struct connections {
     /* A peer on socket fd that did not come to a call. May be NULL. */
     void (*refused)(void *context, int fd, const char *why);
     struct connection *all;
-    struct connection *dirty[2]; /* that have output: others', and ranks' */
-    uint64_t spent;              /* nanoseconds of this turn, on those who are no ranks */
-    uint64_t round;              /* in which each of them may be read from once … */
-    bool is_round_on;            /* … and some have been passed over in this turn */
-    uint32_t count, maximum;     /* one more displaces an idle one; where none is idle it is closed at once */
-    char buffer[65536];          /* every read lands here */
-    uint8_t plain[16384];        /* … and what TLS makes of it */
+    struct connection *dirty[2];                /* that have output: others', and ranks' */
+    struct connection *resting, **last_resting; /* strangers that wait for time, and where the next one goes */
+    bool is_contested;       /* there were some when the last were called: others do not go before them */
+    struct turns turns;      /* for those who are no ranks */
+    uint64_t round;          /* in which each of them may be read from once … */
+    bool is_round_on;        /* … and some have been passed over in this turn */
+    uint32_t ranks, joined;  /* how many there are, and are connected */
+    uint32_t count, maximum; /* one more displaces an idle one; where none is idle it is closed at once */
+    char buffer[65536];      /* every read lands here */
+    uint8_t plain[16384];    /* … and what TLS makes of it */
     uint8_t sealed[RPC_OUTPUT_ROUND + (32 << 10)]; /* by TLS, for the socket: one round and a frame */
 };
 
+/* `ranks` of the `maximum` are for these. */
 int connections_init(struct connections *connections, uv_loop_t *loop, const struct rpc_method *methods, void *context,
-                     uint32_t maximum, struct error *error);
+                     uint32_t ranks, uint32_t maximum, struct error *error);
 /* Every peer that comes through the listener gets `trust`; `tls` (NULL: none) outlives its connections. Returns what
  * uv_listen returns. */
 int connections_listen(struct connections *connections, struct listener *listener, enum trust trust,

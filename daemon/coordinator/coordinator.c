@@ -340,7 +340,7 @@ static int open_loop(struct coordinator *coordinator, int life, struct error *er
     uv_read_start((uv_stream_t *)&coordinator->life, give_last_words, on_life);
     uv_timer_start(&coordinator->tick, on_tick, 250, 250);
     status = connections_init(&coordinator->connections, loop, coordinator_methods, coordinator,
-                              coordinator->options->ranks + OPERATORS_MAX, error);
+                              coordinator->options->ranks, coordinator->options->ranks + OPERATORS_MAX, error);
     coordinator->connections.drained = watchers_have_room;
     coordinator->connections.refused = on_refused;
     coordinator->connections.http = http_service_answer;

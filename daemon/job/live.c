@@ -260,7 +260,8 @@ static int apply(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
     return status;
 }
 
-/* The job with those of the settings that other keys depend on: what else is set has to be a key of this one. */
+/* The job with those of the settings that other keys depend on: what else is set has to be a key of this one. NULL:
+ * none is among them, it is `job`. */
 static int apply_choices(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const struct job_settings *settings,
                          struct error *error)
 {
@@ -271,7 +272,7 @@ static int apply_choices(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, 
         if (is_live(&place) && place.key->selects)
             status = job_settings_put(&choices, settings->each[i].path, settings->each[i].value, error);
     }
-    if (!status) status = apply(out, job, &choices, 0, error);
+    if (!status && choices.count > 0) status = apply(out, job, &choices, 0, error);
     job_settings_free(&choices);
     return status;
 }
@@ -282,7 +283,7 @@ int job_settings_drop(struct job_settings *settings, const Gacc__V1__JobSpec *jo
     struct job_settings kept = {0};
     int status = apply_choices(&chosen, job, settings, error);
     for (size_t i = 0; i < settings->count && !status; i++)
-        if (job_is_live(chosen, settings->each[i].path))
+        if (job_is_live(chosen ? chosen : job, settings->each[i].path))
             status = job_settings_put(&kept, settings->each[i].path, settings->each[i].value, error);
     if (chosen) gacc__v1__job_spec__free_unpacked(chosen, NULL);
     job_settings_free(status ? &kept : settings);
@@ -392,7 +393,8 @@ int job_set_live(Gacc__V1__JobSpec **out, const Gacc__V1__JobSpec *job, const st
         return error_set(error, STATUS_JOB, "between 1 and %d settings are taken at a time", SETTINGS_MAX);
     for (size_t i = 0; i < settings->count && !status; i++) status = check_form(&settings->each[i], error);
     if (!status) status = apply_choices(&chosen, job, settings, error);
-    for (size_t i = 0; i < settings->count && !status; i++) status = check_place(chosen, &settings->each[i], error);
+    for (size_t i = 0; i < settings->count && !status; i++)
+        status = check_place(chosen ? chosen : job, &settings->each[i], error);
     if (chosen) gacc__v1__job_spec__free_unpacked(chosen, NULL);
     if (!status) status = apply(out, job, settings, ranks, error);
     const struct job_setting *current = find(settings, LIVE_SCALE);

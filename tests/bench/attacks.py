@@ -3,8 +3,9 @@
 
     tests/bench/attacks.py [--build build] [--only NAME,…] [--seconds 2] [--rounds 5] [--tiny]
 
-Wants two cores. The rank has one of them alone; the coordinator and the attackers, who are nice, share another: so what is
-measured is what the server's work costs the worker, not what the attackers' own takes. Stretches without and with an attack, which
+Wants two cores, and kernel.sched_autogroup_enabled=0. The rank has one core alone; the coordinator and the attackers, who only run
+when it does not, share another: so what is measured is what the server's work costs the worker, not what the attackers' own takes.
+Where each session has its own share of a core (autogroup), they would have as much as the coordinator. Stretches without and with an attack, which
 is repeated or held meanwhile, follow each other; a stretch's time of a step is compared with the mean of its two neighbours',
 and so is that of each stretch without. Prints one JSON object:
   load                  the machine's load average (1 minute), before and after: whatever else runs falls on these figures
@@ -101,8 +102,8 @@ def lasting(attack, target, pool):
     return until
 
 
-def be_nice():
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+def run_idle():
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 def measure(job, targets, options):
@@ -110,7 +111,7 @@ def measure(job, targets, options):
     kinds = [(name, target, attack) for name, target in targets for whom, attack in attacks.ATTACKS
              if target.trust in whom and (not options.only or attack.__name__ in options.only)]
     quiet, attacked = [stretch(job, options.seconds)], {}
-    with concurrent.futures.ThreadPoolExecutor(1, initializer=be_nice) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1, initializer=run_idle) as pool:
         for _ in range(options.rounds):
             for name, target, attack in kinds:
                 found = stretch(job, options.seconds, lasting(attack, target, pool))
@@ -141,6 +142,14 @@ def judge(quiet, attacked, rounds):
             "coordinator": round(statistics.median(one["cpu"] for one in quiet), 3), "attacks": rows}
 
 
+def has_autogroups():
+    try:
+        with open("/proc/sys/kernel/sched_autogroup_enabled") as file:
+            return file.read().strip() != "0"
+    except FileNotFoundError:
+        return False
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=os.path.abspath, default=os.path.join(harness.ROOT, "build"))
@@ -155,6 +164,8 @@ def main():
     work = (harness.tape(steps=10**9), "tape.csv") if options.tiny else (harness.gpt(steps=10**9), "text.txt")
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("this wants two cores")
+    if has_autogroups():
+        parser.error("this wants kernel.sched_autogroup_enabled=0")
     found = {"load": [os.getloadavg()[0]]}
     workers = f"tcp://127.0.0.1:{free_port()}"
     with on_two_cores(options, work, listen="tcp://127.0.0.1:0", workers=workers) as job:

@@ -163,7 +163,7 @@ static void attempt(const struct question *question, long failing, bool all)
     snprintf(path, sizeof path, "/tmp/gacc-memory-%d", (int)getpid());
     unlink(path);
     assert_int_equal(uv_loop_init(&loop), 0);
-    assert_int_equal(connections_init(&connections, &loop, methods, &tally, 2, &error), 0);
+    assert_int_equal(connections_init(&connections, &loop, methods, &tally, 1, 2, &error), 0);
     connections.http = page;
     uv_pipe_init(&loop, &listener.pipe, 0);
     assert_int_equal(uv_pipe_bind(&listener.pipe, path), 0);

@@ -1,6 +1,6 @@
 /*
  * Whose turn it is at the coordinator's sockets: a rank is heard in every turn of the loop, whatever others have sent;
- * these share a little of each, and nobody twice before everybody once.
+ * these share a little of each, and nobody twice before everybody once; strangers share a little of all time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +36,7 @@ static void hear_rank(struct rpc_call *call, const uint8_t *message, size_t leng
 }
 
 /* Takes long. */
-static void ask(struct rpc_call *call, void *context)
+static void knock(struct rpc_call *call, void *context)
 {
     struct heard *heard = context;
     const uint64_t began = uv_hrtime();
@@ -45,8 +45,17 @@ static void ask(struct rpc_call *call, void *context)
     if (count < sizeof heard->others - 1) heard->others[count] = *rpc_call_metadata(call, "who");
 }
 
-static const struct rpc_method methods[] = {
-    {.path = "/t.T/Join", .begin = join, .message = hear_rank}, {.path = "/t.T/Ask", .begin = ask}, {0}};
+/* The same of one who has shown his secret. */
+static void ask(struct rpc_call *call, void *context)
+{
+    connection_admit(call, false);
+    knock(call, context);
+}
+
+static const struct rpc_method methods[] = {{.path = "/t.T/Join", .begin = join, .message = hear_rank},
+                                            {.path = "/t.T/Ask", .begin = ask},
+                                            {.path = "/t.T/Knock", .begin = knock},
+                                            {0}};
 
 static bool no_page(const struct http_request *request, struct http_answer *answer, enum trust trust, int fd,
                     void *context)
@@ -105,7 +114,7 @@ static void open_scene(struct scene *scene, int others)
     memset(scene, 0, sizeof *scene);
     snprintf(scene->path, sizeof scene->path, "/tmp/gacc-turns-%d", (int)getpid());
     assert_int_equal(uv_loop_init(&scene->loop), 0);
-    assert_int_equal(connections_init(&scene->connections, &scene->loop, methods, &scene->heard, 1 + OTHERS, &error),
+    assert_int_equal(connections_init(&scene->connections, &scene->loop, methods, &scene->heard, 1, 1 + OTHERS, &error),
                      0);
     scene->connections.http = no_page;
     uv_pipe_init(&scene->loop, &scene->listener.pipe, 0);
@@ -173,11 +182,62 @@ static void who_says_much_waits_for_those_who_say_little(void **state)
     close_scene(&scene);
 }
 
+static void call_all(struct scene *scene, int first, int last, const char *path)
+{
+    for (int who = first; who <= last; who++) {
+        begin(scene, who, path, "");
+        say(scene, who);
+    }
+}
+
+/* 20 ms of credit are 10 knocks of 2 ms; one more for each 20 ms that follow, in the order in which they came. */
+static void strangers_have_a_part_of_all_time_while_all_ranks_are_there(void **state)
+{
+    (void)state;
+    static struct scene scene;
+    open_scene(&scene, OTHERS);
+    struct rpc_call *rank = begin(&scene, 0, "/t.T/Join", "");
+    say(&scene, 0);
+    turn(&scene);
+    call_all(&scene, 1, 15, "/t.T/Knock");
+    const uint64_t began = uv_hrtime();
+    for (int turns = 0; strlen(scene.heard.others) < 15; turns++) {
+        const bool reports = turns < 1000; /* its window of HTTP/2 ends */
+        if (reports) rpc_call_send(rank, (const uint8_t *)"report", 6);
+        say(&scene, 0);
+        turn(&scene);
+        if (reports) assert_int_equal(scene.heard.rank, turns + 1);
+    }
+    assert_true(uv_hrtime() - began > 4 * 10 * (uint64_t)LONG_NANOSECONDS);
+    for (int who = 1; who <= 15; who++) assert_int_equal(scene.heard.others[who - 1], 'a' + who - 1);
+    /* who has shown his secret does not wait, whoever knocks */
+    call_all(&scene, 16, 16, "/t.T/Ask");
+    while (strlen(scene.heard.others) < 16) turn(&scene);
+    call_all(&scene, 17, 19, "/t.T/Knock");
+    call_all(&scene, 16, 16, "/t.T/Ask");
+    for (int turns = 0; turns < 10; turns++) turn(&scene);
+    assert_non_null(strchr(scene.heard.others + 16, 'p'));
+    close_scene(&scene);
+}
+
+static void before_that_they_do_not_wait(void **state)
+{
+    (void)state;
+    static struct scene scene;
+    open_scene(&scene, OTHERS);
+    call_all(&scene, 1, OTHERS, "/t.T/Knock");
+    for (int turns = 0; turns < 2 * OTHERS; turns++) turn(&scene);
+    assert_int_equal(strlen(scene.heard.others), OTHERS);
+    close_scene(&scene);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_is_heard_in_every_turn_and_the_others_one_after_the_other),
         cmocka_unit_test(who_says_much_waits_for_those_who_say_little),
+        cmocka_unit_test(strangers_have_a_part_of_all_time_while_all_ranks_are_there),
+        cmocka_unit_test(before_that_they_do_not_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
