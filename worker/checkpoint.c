@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proto/checksum.h"
@@ -21,17 +22,25 @@
 #include "worker/safetensors.h"
 #include "worker/session_internal.h"
 
-#define BLOCK_BYTES (1u << 20) /* written and summed at a time */
+#define BLOCK_BYTES (512u << 10) /* written and summed at a time */
 #define FILE_NAME_MAX 64
 #define MOMENT_NAME_MAX 96
 #define WRITER_NICE 10 /* a tenth of the weight that 0 has */
+#define PAUSES 19      /* … and a twentieth of its time */
 
 enum { MASTER, FIRST_MOMENT, SECOND_MOMENT, COPIES };
+
+/* What this thread and the rest of its process have had of the cores until some time; all in seconds. */
+struct cores {
+    double at, own, others;
+};
 
 struct checkpoint {
     struct session *session;
     void *copies[COPIES]; /* [kept], [m], [v], in host memory; NULL: no optimizer has such a moment */
     bool is_writing;
+    bool is_beside; /* training has need of the cores, and goes on meanwhile */
+    struct cores seen;
     pthread_t thread;
 
     /* What is being written. */
@@ -128,6 +137,36 @@ static int write_block(const struct output *output, const char *bytes, size_t co
     return 0;
 }
 
+static double seconds_of(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static struct cores look_at_cores(void)
+{
+    struct cores now = {.at = seconds_now(), .own = seconds_of(CLOCK_THREAD_CPUTIME_ID)};
+    now.others = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - now.own;
+    return now;
+}
+
+/* A scheduler looks at its weights a few times in a step of some milliseconds, and a writer that never waits has whole
+ * stretches between. So it waits by itself, behind what it had of the core since it did so last, unless the others were
+ * idle for most of that time: a step may be waiting for this checkpoint. What is written begins its way to the disk
+ * now, else fsync would spend all that work at once. */
+static void give_way(const struct output *output, size_t count, uint64_t offset)
+{
+    struct checkpoint *checkpoint = output->checkpoint;
+    if (!checkpoint->is_beside) return;
+    (void)sync_file_range(output->fd, (off_t)offset, (off_t)count, SYNC_FILE_RANGE_WRITE);
+    const struct cores was = checkpoint->seen, now = checkpoint->seen = look_at_cores();
+    if (now.others - was.others < (now.at - was.at) / 2) return;
+    const double pause = PAUSES * (now.own - was.own);
+    const struct timespec length = {(time_t)pause, (long)(1e9 * fmod(pause, 1))};
+    nanosleep(&length, NULL);
+}
+
 /* One range of the file, which is noted. bytes NULL: zeros. */
 static int write_range(const struct output *output, const void *bytes, uint64_t count, uint64_t offset,
                        struct error *error)
@@ -137,6 +176,7 @@ static int write_range(const struct output *output, const void *bytes, uint64_t 
     for (uint64_t at = 0; at < count && !result; at += BLOCK_BYTES) {
         const size_t part = count - at < BLOCK_BYTES ? (size_t)(count - at) : BLOCK_BYTES;
         result = write_block(output, bytes ? (const char *)bytes + at : NULL, part, offset + at, error);
+        give_way(output, part, offset + at);
     }
     return result ? result : note_range(output->checkpoint, output->name, offset, offset + count, error);
 }
@@ -305,13 +345,14 @@ static int tell(struct checkpoint *checkpoint, const struct error *why, double w
     return result;
 }
 
-/* Beside training, which a core's full share would hold up by all of the writing in one step: a tenth of the share
- * spreads it over several. Where training waits, the core is idle and the writer has it whole. */
+/* Beside training, which a core's full share would hold up by all of the writing in one step: less of it spreads it
+ * over several. Where training waits, the core is idle and the writer has it whole. */
 static void *write_all(void *context)
 {
     struct checkpoint *checkpoint = context;
     setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE); /* this thread's own, on Linux */
     const double began = seconds_now();
+    checkpoint->seen = look_at_cores();
     struct error why = {0}, unheard; /* a coordinator that is gone ends this rank by other ways */
     checkpoint->checksum = checksum_begin();
     int result = checkpoint->checksum ? 0 : error_set(&why, STATUS_IO, "out of memory for a checksum");
@@ -377,6 +418,7 @@ int checkpoint_begin(struct session *session, const Gacc__V1__Save *save, struct
         result = error_set(&why, STATUS_IO, "%s: the path is too long", save->directory);
     if (!result) result = copy_state(checkpoint, &why);
     checkpoint->copy_seconds = seconds_now() - began;
+    checkpoint->is_beside = !save->wait && session->kernels->table->on_host;
     if (!result) result = start_thread(checkpoint, &why);
     if (result) return tell(checkpoint, &why, 0, error);
     if (save->wait) checkpoint_wait(session);
