@@ -187,7 +187,7 @@ class Looking(control.Steered):
 
     def test_every_ranks_state_is_there_at_once_in_a_long_micro_batch(self):
         """E1: within 100 ms; on a machine that others load it only has to be seen that nothing hangs."""
-        job = toys.gpt(256, context=256, width=192, layers=4, heads=4, steps=1000, batch=16, micro=8, lr=1e-3)
+        job = toys.gpt(256, context=256, width=192, layers=4, heads=4, steps=1000, batch=48, micro=24, lr=1e-3)
         self.write("data", toys.tokens(5000, 256))
         job["data"]["train"] = "data"
         running = self.start(job).until_step(1, limit=60)
