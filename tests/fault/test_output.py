@@ -31,7 +31,7 @@ class Output(faults.Faults):
                     pass
             except OSError:
                 pass
-            done = self.ended(job, time.monotonic())
+            done = self.ended(job, time.monotonic(), harness.PROMPT + 1)  # mpirun may wait its two seconds
         self.check_line(done, 74, "small/run/log.jsonl", "No space left on device")
         self.check_result(74, "No space left on device", "small/run")
 
