@@ -177,7 +177,7 @@ class Attacks(control.Steered):
             self.assertEqual([dict(record, seconds=None) for record in job.running.log("step")], without[:count])
 
     def test_every_attack_at_every_address(self):
-        self.under_attack(attacks.How())
+        self.under_attack(attacks.How(seconds=10 * harness.SLOWER))
 
 
 if __name__ == "__main__":

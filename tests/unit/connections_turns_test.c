@@ -190,7 +190,7 @@ static void call_all(struct scene *scene, int first, int last, const char *path)
     }
 }
 
-/* 20 ms of credit are 10 knocks of 2 ms; one more for each 20 ms that follow, in the order in which they came. */
+/* 20 ms of credit are 10 knocks of 2 ms; one more for each 20 ms that follow, of one after the other. */
 static void strangers_have_a_part_of_all_time_while_all_ranks_are_there(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void strangers_have_a_part_of_all_time_while_all_ranks_are_there(void **s
         if (reports) assert_int_equal(scene.heard.rank, turns + 1);
     }
     assert_true(uv_hrtime() - began > 4 * 10 * (uint64_t)LONG_NANOSECONDS);
-    for (int who = 1; who <= 15; who++) assert_int_equal(scene.heard.others[who - 1], 'a' + who - 1);
+    for (int who = 1; who <= 15; who++) assert_non_null(strchr(scene.heard.others, 'a' + who - 1));
     /* who has shown his secret does not wait, whoever knocks */
     call_all(&scene, 16, 16, "/t.T/Ask");
     while (strlen(scene.heard.others) < 16) turn(&scene);
