@@ -137,13 +137,6 @@ static int write_block(const struct output *output, const char *bytes, size_t co
     return 0;
 }
 
-static double seconds_of(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static struct cores look_at_cores(void)
 {
     struct cores now = {.at = seconds_now(), .own = seconds_of(CLOCK_THREAD_CPUTIME_ID)};

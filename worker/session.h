@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "proto/error.h"
 #include "proto/gacc/v1/job.pb-c.h"
@@ -47,6 +48,8 @@ struct session_memory {
 
 /* Seconds of a monotonic clock. */
 double seconds_now(void);
+/* Of any clock. */
+double seconds_of(clockid_t clock);
 
 struct session;
 struct tensor_table; /* worker/model.h */

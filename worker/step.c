@@ -11,11 +11,16 @@
 
 #define STATE(name) GACC__V1__STATE__STATE_##name
 
-double seconds_now(void)
+double seconds_of(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+double seconds_now(void)
+{
+    return seconds_of(CLOCK_MONOTONIC);
 }
 
 /* Adds the time since *since to *total and starts anew. */

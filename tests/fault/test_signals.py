@@ -91,46 +91,44 @@ class Signals(faults.Faults):
             self.ended(running, time.monotonic(), harness.PROMPT + 1)
             self.assertEqual((self.result()["exit"], self.result()["checkpoint"]), (70, newest), victim)
 
+    def has_result(self, running):
+        return os.path.exists(os.path.join(running.output, "result.json"))
+
+    def told_while_held(self, output="run"):
+        """A job whose rank 1 has been told to stop, while rank 0 keeps the step from its end."""
+        running = self.start(self.gpt(steps=faults.FOREVER), output=output).until_step(3)
+        os.kill(running.ranks()[0], signal.SIGSTOP)
+        os.kill(running.ranks()[1], signal.SIGTERM)
+        time.sleep(0.2)
+        return running
+
+    def check_ended_at_once(self, running, told, output="run"):
+        began = time.monotonic()
+        harness.until(lambda: self.has_result(running), 5, "a result")
+        os.kill(running.ranks()[0], signal.SIGCONT)
+        self.check_line(self.ended(running, began), 70, f"rank 1: interrupted by {told}, a second time, at step ")
+        self.check_result(70, "a second time", output)
+
     def test_a_second_signal_ends_at_once(self):
         """The checkpoint is not waited for, which a stopped rank keeps from its step."""
-        running = self.start(self.gpt(steps=faults.FOREVER)).until_step(3)
-        rank = running.ranks()[1]
-        os.kill(running.ranks()[0], signal.SIGSTOP)  # so that the step does not end
-        os.kill(rank, signal.SIGTERM)
-        time.sleep(0.2)
-        os.kill(rank, signal.SIGINT)
-        began = time.monotonic()
-        harness.until(lambda: os.path.exists(os.path.join(running.output, "result.json")), 5, "a result")
-        os.kill(running.ranks()[0], signal.SIGCONT)
-        done = self.ended(running, began)
-        self.check_line(done, 70, "rank 1: interrupted by SIGINT, a second time, at step ")
-        self.check_result(70, "a second time")
+        running = self.told_while_held()
+        os.kill(running.ranks()[1], signal.SIGINT)
+        self.check_ended_at_once(running, "SIGINT")
 
     def test_what_the_launcher_passes_on_is_no_second_signal(self):
         """Who ends every process of a job, as scancel does, tells a rank, and mpirun, which tells that rank again."""
-        job = self.gpt(steps=faults.FOREVER)
-        for times in (1, 2):
-            output = f"run{times}"
-            running = self.start(job, output=output).until_step(3)
-            ranks = running.ranks()
-            os.kill(ranks[0], signal.SIGSTOP)  # so that the step does not end
-            os.kill(ranks[1], signal.SIGTERM)
-            for _ in range(times):
-                time.sleep(0.2)
-                os.kill(running.process.pid, signal.SIGUSR2)
-            began = time.monotonic()
-            if times == 2:
-                harness.until(lambda: os.path.exists(os.path.join(running.output, "result.json")), 5, "a result")
-            else:
-                time.sleep(0.2)
-                self.assertFalse(os.path.exists(os.path.join(running.output, "result.json")))
-            os.kill(ranks[0], signal.SIGCONT)
-            done = self.ended(running, began)
-            if times == 2:
-                self.check_line(done, 70, "rank 1: interrupted by SIGUSR2, a second time, at step ")
-                self.check_result(70, "a second time", output)
-            else:
-                self.check_stopped(done, 75, "rank 1: interrupted by SIGTERM: ", output)
+        running = self.told_while_held()
+        os.kill(running.process.pid, signal.SIGUSR2)
+        began = time.monotonic()
+        time.sleep(0.2)
+        self.assertFalse(self.has_result(running))
+        os.kill(running.ranks()[0], signal.SIGCONT)
+        self.check_stopped(self.ended(running, began), 75, "rank 1: interrupted by SIGTERM: ")
+        running = self.told_while_held(output="twice")
+        os.kill(running.process.pid, signal.SIGUSR2)
+        time.sleep(0.2)
+        os.kill(running.process.pid, signal.SIGUSR2)
+        self.check_ended_at_once(running, "SIGUSR2", "twice")
 
     def test_at_any_moment_all_ranks_save_the_same_step(self):
         """While ranks start, in steps, evaluations and saves, in the last step; then the same command finishes the job, with the

@@ -123,6 +123,24 @@ static void open_scene(struct scene *scene, int others)
     for (int who = 0; who <= others; who++) enter(scene);
 }
 
+static void call_all(struct scene *scene, int first, int last, const char *path)
+{
+    for (int who = first; who <= last; who++) {
+        begin(scene, who, path, "");
+        say(scene, who);
+    }
+}
+
+/* All ranks, which is the one, are there. */
+static struct rpc_call *open_joined_scene(struct scene *scene)
+{
+    open_scene(scene, OTHERS);
+    struct rpc_call *rank = begin(scene, 0, "/t.T/Join", "");
+    say(scene, 0);
+    turn(scene);
+    return rank;
+}
+
 static void close_scene(struct scene *scene)
 {
     for (int who = 0; who < scene->count; who++) {
@@ -139,14 +157,8 @@ static void a_rank_is_heard_in_every_turn_and_the_others_one_after_the_other(voi
 {
     (void)state;
     static struct scene scene;
-    open_scene(&scene, OTHERS);
-    struct rpc_call *rank = begin(&scene, 0, "/t.T/Join", "");
-    say(&scene, 0);
-    turn(&scene);
-    for (int who = 1; who <= OTHERS; who++) {
-        begin(&scene, who, "/t.T/Ask", "");
-        say(&scene, who);
-    }
+    struct rpc_call *rank = open_joined_scene(&scene);
+    call_all(&scene, 1, OTHERS, "/t.T/Ask");
     for (int turns = 1; strlen(scene.heard.others) < OTHERS; turns++) {
         assert_in_range(turns, 1, 2 * OTHERS);
         const size_t before = strlen(scene.heard.others);
@@ -170,10 +182,7 @@ static void who_says_much_waits_for_those_who_say_little(void **state)
     for (int calls = 0; calls < 10; calls++) begin(&scene, 1, "/t.T/Ask", more); /* two at once, or three */
     say(&scene, 1);
     turn(&scene);
-    for (int who = 2; who <= 3; who++) {
-        begin(&scene, who, "/t.T/Ask", "");
-        say(&scene, who);
-    }
+    call_all(&scene, 2, 3, "/t.T/Ask");
     while (strlen(scene.heard.others) < 12) turn(&scene);
     const char *b = strchr(scene.heard.others, 'b'), *c = strchr(scene.heard.others, 'c');
     assert_non_null(b);
@@ -182,23 +191,12 @@ static void who_says_much_waits_for_those_who_say_little(void **state)
     close_scene(&scene);
 }
 
-static void call_all(struct scene *scene, int first, int last, const char *path)
-{
-    for (int who = first; who <= last; who++) {
-        begin(scene, who, path, "");
-        say(scene, who);
-    }
-}
-
 /* 20 ms of credit are 10 knocks of 2 ms; one more for each 20 ms that follow, of one after the other. */
 static void strangers_have_a_part_of_all_time_while_all_ranks_are_there(void **state)
 {
     (void)state;
     static struct scene scene;
-    open_scene(&scene, OTHERS);
-    struct rpc_call *rank = begin(&scene, 0, "/t.T/Join", "");
-    say(&scene, 0);
-    turn(&scene);
+    struct rpc_call *rank = open_joined_scene(&scene);
     call_all(&scene, 1, 15, "/t.T/Knock");
     const uint64_t began = uv_hrtime();
     for (int turns = 0; strlen(scene.heard.others) < 15; turns++) {
