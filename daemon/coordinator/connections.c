@@ -25,6 +25,9 @@
 /* A request's head, and a stranger's time to show a secret. */
 #define PATIENCE_MILLISECONDS 10000
 #define KEEP_ALIVE_MILLISECONDS 60000 /* between two requests of HTTP/1.1 */
+/* For which a connection that is over is kept for its peer to read the end of. A socket that is closed refuses what
+ * comes to it, and there are clients that drop what they have not read yet when a write fails. */
+#define FAREWELL_MILLISECONDS 1000
 
 struct connection {
     union {
@@ -44,6 +47,8 @@ struct connection {
     uint64_t round;                /* owner->round when it was last read from */
     bool is_stranger, is_rank, is_claimed, is_dirty, is_writing, is_failed, is_closing;
     bool is_resting, is_called; /* while strangers have no time, nothing is read; called: may be */
+    bool is_over;               /* all has been said, and what comes is not looked at: the peer's end is waited for */
+    uint64_t over;              /* uv_now when that began */
     struct connection *next_resting;
     bool has_written;                            /* what a write left for later has left since the last flush */
     struct connection *next, **link;             /* in owner->all; *link points here */
@@ -177,6 +182,24 @@ static size_t next_output(struct connection *connection, const uint8_t **bytes)
     return length;
 }
 
+static int descriptor(const struct connection *connection)
+{
+    int fd;
+    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
+}
+
+/* The peer reads the end, and closes. Calls that have not ended, of a session that has failed, hear of it at once. */
+static void say_farewell(struct connection *connection)
+{
+    const bool has_calls = connection->rpc && rpc_calls(connection->rpc) > 0;
+    if (connection->is_failed || has_calls || shutdown(descriptor(connection), SHUT_WR)) {
+        close_connection(connection);
+        return;
+    }
+    connection->is_over = true;
+    connection->over = uv_now(connection->owner->loop);
+}
+
 static bool wants_close(const struct connection *connection)
 {
     if (connection->rpc) return rpc_wants_close(connection->rpc);
@@ -204,6 +227,7 @@ static void on_deadline(uv_timer_t *timer)
 
 static void flush(struct connection *connection)
 {
+    if (connection->is_over) return;
     expire(connection);
     if (connection->is_writing) return;
     struct connections *owner = connection->owner;
@@ -222,7 +246,7 @@ static void flush(struct connection *connection)
     }
     if (connection->is_writing) return;
     if (any && owner->drained) owner->drained(owner->context);
-    if (connection->is_failed || wants_close(connection)) close_connection(connection);
+    if (connection->is_failed || wants_close(connection)) say_farewell(connection);
 }
 
 /* ---- turns ---- */
@@ -288,12 +312,6 @@ static void begin_turn(uv_prepare_t *prepare)
         flush(next); /* may close it, which frees it later */
         if (!next->is_rank) spend(connections, began, next->is_stranger);
     }
-}
-
-static int descriptor(const struct connection *connection)
-{
-    int fd;
-    return uv_fileno(&connection->handle, &fd) ? -1 : fd;
 }
 
 static int speak_grpc(struct connection *connection, struct error *error)
@@ -369,6 +387,7 @@ static int take_sealed(struct connection *connection, const uint8_t *bytes, size
 
 static void take_bytes(struct connection *connection, const uint8_t *bytes, size_t length)
 {
+    if (connection->is_over) return;
     struct error error;
     connection->heard = uv_now(connection->owner->loop);
     if (!connection->http || !http_is_waiting(connection->http)) connection->asked = connection->heard;
@@ -425,12 +444,15 @@ static bool is_idle(const struct connection *connection)
 
 static uint64_t idle_since(const struct connection *connection)
 {
+    if (connection->is_over) return 0;
     return connection->is_stranger ? connection->opened : connection->heard;
 }
 
-/* Whether a makes room before b: strangers before those who have shown their secret, and who has been idle longer. */
+/* Whether a makes room before b: who has been told all, strangers before those who have shown their secret, and who has
+ * been idle longer. */
 static bool goes_first(const struct connection *a, const struct connection *b)
 {
+    if (a->is_over != b->is_over) return a->is_over;
     if (a->is_stranger != b->is_stranger) return a->is_stranger;
     return idle_since(a) <= idle_since(b);
 }
@@ -479,7 +501,10 @@ static bool must_wait(struct listener *listener)
 static void lose_patience(struct connection *connection, uint64_t now)
 {
     const bool over = now - connection->opened >= PATIENCE_MILLISECONDS;
-    if (connection->http && http_is_waiting(connection->http) && now - connection->asked >= PATIENCE_MILLISECONDS) {
+    if (connection->is_over) {
+        if (now - connection->over >= FAREWELL_MILLISECONDS) close_connection(connection);
+    } else if (connection->http && http_is_waiting(connection->http) &&
+               now - connection->asked >= PATIENCE_MILLISECONDS) {
         http_time_out(connection->http);
         mark_dirty(connection);
     } else if ((connection->http && now - connection->heard >= KEEP_ALIVE_MILLISECONDS) ||
@@ -506,6 +531,13 @@ void connections_drain(struct connections *connections)
         if (each->http) http_drain(each->http);
         mark_dirty(each);
     }
+}
+
+bool connections_have_operators(const struct connections *connections)
+{
+    for (const struct connection *each = connections->all; each; each = each->next)
+        if (!each->is_rank && !each->is_stranger) return true;
+    return false;
 }
 
 static void forget(uv_handle_t *handle)

@@ -283,7 +283,10 @@ class Endless(Scenario):
     def tearDown(self):
         for running in self.running:
             if running.process.poll() is None:
-                os.kill(running.ranks()[1], signal.SIGKILL)
+                ranks = running.ranks()
+                with contextlib.suppress(ProcessLookupError):  # it may be ending by itself
+                    if ranks:
+                        os.kill(ranks[max(ranks)], signal.SIGKILL)
                 running.wait(20)
         super().tearDown()
 

@@ -91,6 +91,50 @@ class Watching(harness.Endless):
             for record in records:
                 self.assertEqual(json.loads(record.json), log[record.step - 1])
 
+    def to_the_end(self, sock):
+        """Everything until the server has closed its side, after which what comes to it is no error for a second."""
+        data, pong = b"", http2.frame(http2.PING, http2.ACK, payload=bytes(8))
+        sock.setblocking(True)
+        while more := sock.recv(1 << 16):
+            data += more
+            if http2.frame(http2.PING, payload=bytes(8)) in more:  # goes with GOAWAY
+                sock.sendall(pong)
+        for _ in range(3):
+            sock.sendall(pong)
+        return data
+
+    def test_clients_may_send_until_they_have_read_the_end(self):
+        """Some drop what they have not read when a write fails; the job's end is such an end, too."""
+        job, text = harness.tape(steps=5)
+        self.write("tape.csv", text)
+        running = self.start(job).meet()
+        sock = http2.connect(running.connection()["endpoint"])
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        self.assertTrue(self.to_the_end(sock).startswith(b"HTTP/1.1 "))
+
+        def is_closed():
+            try:
+                sock.sendall(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        harness.until(is_closed, 5, "the end of a connection that its client does not close")
+        sock.close()
+        watcher = http2.Watcher(running.connection()["endpoint"], control_pb2.WatchStepsRequest(from_step=1).SerializeToString())
+        running.let_go()
+        frames, rest = http2.split(self.to_the_end(watcher.sock))
+        watcher.close()
+        self.assertEqual(running.wait().status, 0)
+        self.assertEqual(rest, b"")
+        self.assertIn(http2.GOAWAY, [frame[0] for frame in frames])
+        data, records = b"".join(payload for kind, _, _, payload in frames if kind == http2.DATA), []
+        while data:
+            end = 5 + int.from_bytes(data[1:5], "big")
+            records.append(json.loads(control_pb2.StepRecord.FromString(data[5:end]).json))
+            data = data[end:]
+        self.assertEqual(records, running.log("step"))
+
 
 if __name__ == "__main__":
     harness.main()
