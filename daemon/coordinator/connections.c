@@ -49,6 +49,7 @@ struct connection {
     bool is_resting, is_called; /* while strangers have no time, nothing is read; called: may be */
     bool is_over;               /* all has been said, and what comes is not looked at: the peer's end is waited for */
     uint64_t over;              /* uv_now when that began */
+    bool is_reader;             /* of answers that had not left when the end came near */
     struct connection *next_resting;
     bool has_written;                            /* what a write left for later has left since the last flush */
     struct connection *next, **link;             /* in owner->all; *link points here */
@@ -527,16 +528,18 @@ void connections_drain(struct connections *connections)
 {
     connections->is_draining = true;
     for (struct connection *each = connections->all; each; each = each->next) {
+        const bool has_call = (each->rpc && rpc_calls(each->rpc) > 0) || each->is_dirty || each->is_writing;
+        each->is_reader = has_call && !each->is_rank && !each->is_stranger;
         if (each->rpc && !each->is_rank) rpc_drain(each->rpc);
         if (each->http) http_drain(each->http);
         mark_dirty(each);
     }
 }
 
-bool connections_have_operators(const struct connections *connections)
+bool connections_have_readers(const struct connections *connections)
 {
     for (const struct connection *each = connections->all; each; each = each->next)
-        if (!each->is_rank && !each->is_stranger) return true;
+        if (each->is_reader) return true;
     return false;
 }
 

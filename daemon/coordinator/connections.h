@@ -87,8 +87,8 @@ int connections_listen(struct connections *connections, struct listener *listene
 void connections_tick(struct connections *connections);
 /* The end is near: calls that run go on to their end, new ones are refused (GOAWAY), but for ranks. */
 void connections_drain(struct connections *connections);
-/* Somebody who has shown that he may ask has not closed yet: after connections_drain, may have to read the end. */
-bool connections_have_operators(const struct connections *connections);
+/* Somebody whose call was under way at connections_drain has not closed yet, and may have to read its end. */
+bool connections_have_readers(const struct connections *connections);
 /* Closes all; the calls see `gone`. The loop must run on until the handles are closed. */
 void connections_close(struct connections *connections);
 

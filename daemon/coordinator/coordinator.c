@@ -26,9 +26,9 @@ static_assert(sizeof(struct coordinator_ready) <= PIPE_BUF && sizeof(struct coor
               "written to the pipe whole");
 
 #define OPERATORS_MAX 256 /* connections beside the ranks': more than there can be watchers */
-/* Once rank 0's process is gone: the ranks' time to go, and the operators' to read the end. */
+/* Once rank 0's process is gone: the ranks' time to go, and the operators' to read how their calls ended. */
 #define LINGER_MILLISECONDS 3000
-#define OPERATORS_LINGER_MILLISECONDS 1000
+#define READERS_LINGER_MILLISECONDS 1000
 #define LOCK_MILLISECONDS 1000 /* between two renewals of the run directory's lock */
 
 /* ---- the log, the result, the end of the job ---- */
@@ -288,9 +288,8 @@ static void on_tick(uv_timer_t *timer)
     if (!coordinator->rank_0_gone) return;
     const uint64_t waited = uv_now(&coordinator->loop) - coordinator->gone_since;
     const bool ranks = !workers_all_gone(coordinator) && waited < LINGER_MILLISECONDS;
-    const bool operators =
-        connections_have_operators(&coordinator->connections) && waited < OPERATORS_LINGER_MILLISECONDS;
-    if (!ranks && !operators && !saver_is_committing(coordinator->saver)) uv_stop(&coordinator->loop);
+    const bool readers = connections_have_readers(&coordinator->connections) && waited < READERS_LINGER_MILLISECONDS;
+    if (!ranks && !readers && !saver_is_committing(coordinator->saver)) uv_stop(&coordinator->loop);
 }
 
 void coordinator_heed_last_words(struct coordinator *coordinator)
