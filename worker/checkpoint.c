@@ -26,7 +26,7 @@
 #define FILE_NAME_MAX 64
 #define MOMENT_NAME_MAX 96
 #define WRITER_NICE 10 /* a tenth of the weight that 0 has */
-#define PAUSES 19      /* … and a twentieth of its time */
+#define PAUSES 39      /* … and a fortieth of its time */
 
 enum { MASTER, FIRST_MOMENT, SECOND_MOMENT, COPIES };
 
@@ -40,6 +40,8 @@ struct checkpoint {
     void *copies[COPIES]; /* [kept], [m], [v], in host memory; NULL: no optimizer has such a moment */
     bool is_writing;
     bool is_beside; /* training has need of the cores, and goes on meanwhile */
+    bool is_alone;  /* … but did not when this thread last looked */
+    bool has_paused;
     struct cores seen;
     pthread_t thread;
 
@@ -144,20 +146,37 @@ static struct cores look_at_cores(void)
     return now;
 }
 
-/* A scheduler looks at its weights a few times in a step of some milliseconds, and a writer that never waits has whole
- * stretches between. So it waits by itself, behind what it had of the core since it did so last, unless the others were
- * idle for most of that time: a step may be waiting for this checkpoint. What is written begins its way to the disk
- * now, else fsync would spend all that work at once. */
-static void give_way(const struct output *output, size_t count, uint64_t offset)
+/* Whether training waits, for this checkpoint perhaps. A pause leaves it the core, and tells; between blocks that were
+ * written one behind the other it may have wanted the core and not got it, so that only its having had some tells. */
+static void look_around(struct checkpoint *checkpoint)
 {
-    struct checkpoint *checkpoint = output->checkpoint;
-    if (!checkpoint->is_beside) return;
-    (void)sync_file_range(output->fd, (off_t)offset, (off_t)count, SYNC_FILE_RANGE_WRITE);
     const struct cores was = checkpoint->seen, now = checkpoint->seen = look_at_cores();
-    if (now.others - was.others < (now.at - was.at) / 2) return;
-    const double pause = PAUSES * (now.own - was.own);
+    const double own = now.own - was.own, others = now.others - was.others;
+    if (checkpoint->has_paused)
+        checkpoint->is_alone = others < (now.at - was.at - own) / 2;
+    else
+        checkpoint->is_alone &= others < own;
+}
+
+/* A scheduler looks at its weights a few times in a step of some milliseconds, and a writer that never waits has whole
+ * stretches between. So it waits by itself, behind what it had of the core since it did so last. */
+static void give_way(struct checkpoint *checkpoint)
+{
+    if (!checkpoint->is_beside) return;
+    const double began = checkpoint->seen.own;
+    look_around(checkpoint);
+    checkpoint->has_paused = !checkpoint->is_alone;
+    if (checkpoint->is_alone) return;
+    const double pause = PAUSES * (checkpoint->seen.own - began);
     const struct timespec length = {(time_t)pause, (long)(1e9 * fmod(pause, 1))};
     nanosleep(&length, NULL);
+}
+
+/* What is written begins its way to the disk, else fsync would spend all that work at once. */
+static void start_sending(const struct output *output, size_t count, uint64_t offset)
+{
+    if (output->checkpoint->is_beside)
+        (void)sync_file_range(output->fd, (off_t)offset, (off_t)count, SYNC_FILE_RANGE_WRITE);
 }
 
 /* One range of the file, which is noted. bytes NULL: zeros. */
@@ -169,7 +188,8 @@ static int write_range(const struct output *output, const void *bytes, uint64_t 
     for (uint64_t at = 0; at < count && !result; at += BLOCK_BYTES) {
         const size_t part = count - at < BLOCK_BYTES ? (size_t)(count - at) : BLOCK_BYTES;
         result = write_block(output, bytes ? (const char *)bytes + at : NULL, part, offset + at, error);
-        give_way(output, part, offset + at);
+        start_sending(output, part, offset + at);
+        give_way(output->checkpoint);
     }
     return result ? result : note_range(output->checkpoint, output->name, offset, offset + count, error);
 }
@@ -346,6 +366,7 @@ static void *write_all(void *context)
     setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE); /* this thread's own, on Linux */
     const double began = seconds_now();
     checkpoint->seen = look_at_cores();
+    checkpoint->is_alone = checkpoint->has_paused = false;
     struct error why = {0}, unheard; /* a coordinator that is gone ends this rank by other ways */
     checkpoint->checksum = checksum_begin();
     int result = checkpoint->checksum ? 0 : error_set(&why, STATUS_IO, "out of memory for a checksum");
