@@ -498,7 +498,8 @@ static bool must_wait(struct listener *listener)
     return now < at;
 }
 
-/* Slow heads, strangers that stay, keep-alive without end. */
+/* Slow heads, strangers that stay, keep-alive without end. Who rests has said something that nobody had time to read.
+ */
 static void lose_patience(struct connection *connection, uint64_t now)
 {
     const bool over = now - connection->opened >= PATIENCE_MILLISECONDS;
@@ -510,7 +511,7 @@ static void lose_patience(struct connection *connection, uint64_t now)
         mark_dirty(connection);
     } else if ((connection->http && now - connection->heard >= KEEP_ALIVE_MILLISECONDS) ||
                (over && !connection->rpc && !connection->http && connection->first_length > 0) ||
-               (over && connection->is_stranger && connection->trust != TRUST_OWNER)) {
+               (over && connection->is_stranger && connection->trust != TRUST_OWNER && !connection->is_resting)) {
         close_connection(connection);
     }
 }
