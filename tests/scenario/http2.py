@@ -66,6 +66,15 @@ def split(data):
     return frames, data
 
 
+def split_messages(data):
+    """[body] of whole messages in gRPC's frames, and what is left."""
+    bodies, at = [], 0
+    while len(data) >= at + 5 and len(data) >= (end := at + 5 + int.from_bytes(data[at + 1:at + 5], "big")):
+        bodies.append(data[at + 5:end])
+        at = end
+    return bodies, data[at:]
+
+
 def connect(address, timeout=10):
     """unix:PATH, HOST:PORT or tcp://HOST:PORT."""
     if address.startswith("unix:"):
@@ -104,11 +113,9 @@ class Watcher:
         if count == 0:
             raise ConnectionError("the server has closed")
         frames, self.frames = split(self.frames + buffer[:count])
-        data, at, messages = self.messages + b"".join(frame[3] for frame in frames if frame[0] == DATA), 0, 0
-        while len(data) >= at + 5 and len(data) >= (end := at + 5 + int.from_bytes(data[at + 1:at + 5], "big")):
-            self.last, at, messages = data[at + 5:end], end, messages + 1
-        self.messages = data[at:]
-        return messages
+        bodies, self.messages = split_messages(self.messages + b"".join(frame[3] for frame in frames if frame[0] == DATA))
+        self.last = bodies[-1] if bodies else self.last
+        return len(bodies)
 
     def close(self):
         self.sock.close()

@@ -128,11 +128,9 @@ class Watching(harness.Endless):
         self.assertEqual(running.wait().status, 0)
         self.assertEqual(rest, b"")
         self.assertIn(http2.GOAWAY, [frame[0] for frame in frames])
-        data, records = b"".join(payload for kind, _, _, payload in frames if kind == http2.DATA), []
-        while data:
-            end = 5 + int.from_bytes(data[1:5], "big")
-            records.append(json.loads(control_pb2.StepRecord.FromString(data[5:end]).json))
-            data = data[end:]
+        bodies, rest = http2.split_messages(b"".join(payload for kind, _, _, payload in frames if kind == http2.DATA))
+        self.assertEqual(rest, b"")
+        records = [json.loads(control_pb2.StepRecord.FromString(body).json) for body in bodies]
         self.assertEqual(records, running.log("step"))
 
 
